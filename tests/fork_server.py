@@ -332,14 +332,14 @@ def _changed(event: str, arguments: tuple[Any, ...]) -> list[Any]:
     """The files that an event changes, by their true names; open files by their numbers."""
     own = event in IN_THEIR_PLACE or (event == "open" and bool(arguments[2] & os.O_NOFOLLOW))  # a link is refused
     both = {"os.rename": arguments[:2], "os.link": arguments[:2], "os.symlink": arguments[1:2]}
-    found = []
+    results = []
     for path in both.get(event, arguments[:1]):
         if not isinstance(path, int):
             folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
             whole = os.path.join(os.path.realpath(folder), name)
             path = whole if own else os.path.realpath(whole)
-        found.append(path)
-    return found
+        results.append(path)
+    return results
 
 
 def _escaped(event: str, arguments: tuple[Any, ...]) -> None:

@@ -39,7 +39,7 @@ HIDDEN = 1e-11  # what the transform may add
 
 def too_low(epsilon: Callable[[Event, float], float]) -> list[str]:
     """Settings at which `epsilon(event, delta)` is below what is certain."""
-    found = []
+    results = []
     for rate, sigma, steps in SETTINGS:
         for delta in DELTAS:
             result, least = (
@@ -48,8 +48,8 @@ def too_low(epsilon: Callable[[Event, float], float]) -> list[str]:
             )
             if not result >= least:
                 what = f"{steps} steps at rate {rate:g}, sigma {sigma:g}"
-                found.append(f"{result:.4f} for {what}: it is {least:.4f} or more")
-    return found
+                results.append(f"{result:.4f} for {what}: it is {least:.4f} or more")
+    return results
 
 
 @lru_cache(maxsize=64)

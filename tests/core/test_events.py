@@ -134,8 +134,8 @@ def test_no_combination_of_classes_meets_more_than_some_kind(schedules: list[Cla
     kinds = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(events_module, "MAX_KINDS", most)
-        found = exposures(Composed(tuple(schedules)))
-    for kind in found:
+        result = exposures(Composed(tuple(schedules)))
+    for kind in result:
         met: dict[float, list[float]] = {2.0: [], 3.0: []}
         for rate, sigma, steps in kind:
             met[sigma] += [rate] * steps

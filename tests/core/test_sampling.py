@@ -70,7 +70,7 @@ def test_drawing_again_when_empty_is_rejected() -> None:
 
 
 def test_ours_is_accepted_in_100_seeds() -> None:
-    alarms = {seed: found for seed in range(100) if (found := suspicious(ours, seed, steps=200))}
+    alarms = {seed: result for seed in range(100) if (result := suspicious(ours, seed, steps=200))}
     assert not alarms
 
 

@@ -103,14 +103,14 @@ def test_the_weights_with_their_card_predict_alone(
         Image.fromarray(np.full((9, 8), 50 * number, np.uint8)).save(photos / f"{number}.png")
     (photos / "2.png").write_bytes(b"no image")
     capsys.readouterr()
-    found = []
+    results = []
     for model in (out, run.folder):
         assert call(["predict", str(model), str(photos), "--probabilities"], monkeypatch) == 3
         output = capsys.readouterr()
         assert output.err.count("dpvision: ") == 1 and "a file cannot be read" in output.err
-        found.append(output.out)
-    assert found[0] == found[1]
-    header_line, *lines = [line.split(",") for line in found[0].splitlines()]
+        results.append(output.out)
+    assert results[0] == results[1]
+    header_line, *lines = [line.split(",") for line in results[0].splitlines()]
     assert header_line[:4] == ["file", "class", "probability", "problem"] and header_line[4] == "probability of 0"
     assert [line[0] for line in lines] == [f"{n}.png" for n in range(5)] and len(header_line) == 14
     assert lines[2][1:3] == ["", ""] and "is neither a PNG" in lines[2][3]

@@ -78,9 +78,9 @@ def test_run_folders_are_never_writable_by_others(tmp_path: Path, no_umask: obje
     )
     assert code == 0, err
     for top in ("runs", "releases", "home"):
-        found = [tmp_path / top, *(tmp_path / top).rglob("*")]
-        assert len(found) > 5
-        for path in found:
+        results = [tmp_path / top, *(tmp_path / top).rglob("*")]
+        assert len(results) > 5
+        for path in results:
             assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH), path
     operator = tmp_path / "runs" / "deep" / "first" / "operator"
     assert operator.stat().st_mode & 0o077 == 0

@@ -48,8 +48,10 @@ def test_the_better_candidate_wins_and_can_be_fitted(tmp_path: Path) -> None:
 
 def test_the_noise_weighs_as_it_would_beside_n_private_rows() -> None:
     """The same public rows: good for a large private data set, useless for a tiny one."""
-    found = [choose(X, Y, [{"method": "lda", "unit": True}], BUDGET, classes=CLASSES, n=n).accuracy for n in (5, 10**6)]
-    assert found[0] < 0.6 and found[1] > 0.95
+    results = [
+        choose(X, Y, [{"method": "lda", "unit": True}], BUDGET, classes=CLASSES, n=n).accuracy for n in (5, 10**6)
+    ]
+    assert results[0] < 0.6 and results[1] > 0.95
 
 
 @pytest.mark.parametrize("n", [20, 400])

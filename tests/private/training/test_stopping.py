@@ -45,8 +45,8 @@ def gaussian_trials(stop: Stopping, sigma: float, *, upwards: bool) -> tuple[np.
     """The best of K draws of N(0, sigma^2), and of N(1, sigma^2), where the highest or the lowest is the best."""
     edges = np.linspace(-9 * sigma, 1 + 9 * sigma, 801)
     below = [norm.cdf(edges, mean, sigma) for mean in (0.0, 1.0)]
-    found = [generating(stop, p if upwards else 1 - p) for p in below]
-    return np.abs(np.diff(found[0])), np.abs(np.diff(found[1]))
+    results = [generating(stop, p if upwards else 1 - p) for p in below]
+    return np.abs(np.diff(results[0])), np.abs(np.diff(results[1]))
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=str)
@@ -175,8 +175,8 @@ def test_a_tuning_composes_with_what_else_is_on_the_ledger(sigma: float) -> None
     epsilons = [0.0, 1.0, 2.0, 4.0]
     exact = np.array([exact_with_gaussian(event, 1 / sigma, e) for e in epsilons])
     for by in (accountant, quick):
-        found = by.profile(both, epsilons)
-        assert (found >= exact - 1e-15).all() and (found <= 1.02 * exact + 1e-8).all()
+        result = by.profile(both, epsilons)
+        assert (result >= exact - 1e-15).all() and (result <= 1.02 * exact + 1e-8).all()
         assert by.epsilon(both, 1e-5) == by.epsilon(Composed((Gaussian(sigma), event)), 1e-5)
         assert by.epsilon(both, 4e-6) > 500  # below the delta of the tuning nothing is proven
         assert by.epsilon(Composed((event, event)), 2e-5) <= 2 * 1.7 + 1e-9

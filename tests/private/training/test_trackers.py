@@ -83,11 +83,11 @@ def test_tensorboard_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     words = ["train", "digits", "--epsilon", "3", "--steps", "4", "--batch", "300", "--study"]
     assert call([*words, "--track", "tensorboard", "--out", str(tmp_path / "run")], monkeypatch) == 0
-    found = EventAccumulator(str(tmp_path / "run" / "operator" / "tensorboard")).Reload()
-    assert set(found.Tags()["scalars"]) == MAY_LEAVE
+    result = EventAccumulator(str(tmp_path / "run" / "operator" / "tensorboard")).Reload()
+    assert set(result.Tags()["scalars"]) == MAY_LEAVE
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert found.Scalars("test_accuracy_ema")[-1].value == pytest.approx(last["test_accuracy_ema"])
-    assert found.Scalars("epsilon")[-1].step == 4
+    assert result.Scalars("test_accuracy_ema")[-1].value == pytest.approx(last["test_accuracy_ema"])
+    assert result.Scalars("epsilon")[-1].step == 4
 
 
 def test_one_that_does_not_begin_or_end_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,8 +159,8 @@ def test_a_run_on_an_accelerator_states_what_is_not_proved_there(device: str, tm
 def test_references_are_what_was_measured() -> None:
     means: dict[str, list[float]] = {}
     for line in (ROOT / "benchmarks" / "trainings.jsonl").read_text().splitlines():
-        found = json.loads(line)
-        means.setdefault(found["title"].replace("_", ""), []).append(found["accuracy"])
+        content = json.loads(line)
+        means.setdefault(content["title"].replace("_", ""), []).append(content["accuracy"])
     checked = 0
     for result in evaluation.RESULTS:
         lines = means.get(f"{result.data}, {result.recipe}, epsilon {result.epsilon:g}")

@@ -60,8 +60,8 @@ def test_on_every_screen(driver: Any, page: Path, tmp_path: Path) -> None:
             "!(e.getAttribute('alt') || e.getAttribute('aria-label') || '').trim()).length"
         )
         assert not silent, at
-        found = _axe(driver) if (size, dark) in LOOKED_AT else []
-        grave = [f for f in found if f["impact"] in ("serious", "critical")]
+        result = _axe(driver) if (size, dark) in LOOKED_AT else []
+        grave = [f for f in result if f["impact"] in ("serious", "critical")]
         assert not grave, (at, [(f["id"], n["html"][:200], n["failureSummary"]) for f in grave for n in f["nodes"][:3]])
         shot = tmp_path / "shot.png"
         shot.write_bytes(picture(driver, size))

@@ -65,9 +65,9 @@ def test_the_list_is_honest_about_digests(
         assert (f"pinned {entry.sha256[:8]}" if entry.sha256 else "unknown until the first get") in rows[name]
         assert entry.trained_on in text
     assert call(["weights", "list", "--json"], monkeypatch) == 0
-    found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert found.keys() == registry.NETWORKS.keys() and not any(entry["here"] for entry in found.values())
-    assert found["dinov2-vits14"]["revision"] == registry.NETWORKS["dinov2-vits14"].revision
+    output = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert output.keys() == registry.NETWORKS.keys() and not any(entry["here"] for entry in output.values())
+    assert output["dinov2-vits14"]["revision"] == registry.NETWORKS["dinov2-vits14"].revision
 
 
 @pytest.mark.parametrize(

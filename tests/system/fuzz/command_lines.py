@@ -106,8 +106,8 @@ def _walk(app: Any, path: tuple[str, ...]) -> Iterator[tuple[str, list[Option]]]
         below = app[name]
         yield from _walk(below, (*path, name))
         if below.default_command is not None:
-            found = below.assemble_argument_collection()
-            yield " ".join((*path, name)), [_option(argument) for argument in found]
+            result = below.assemble_argument_collection()
+            yield " ".join((*path, name)), [_option(argument) for argument in result]
 
 
 def _option(argument: Any) -> Option:

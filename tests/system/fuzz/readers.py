@@ -291,11 +291,11 @@ def _warming(place: Path, corpus: Path) -> None:
     from dpvision.public.batches import Source
     from dpvision.public.warmup import WarmUp, WarmUpSettings
 
-    found = data.load(str(corpus / "data.npz"))
-    train = found.train
-    source = Source(found.name, train.images, train.labels, data.identify(train)[1], train.persons)
+    loaded = data.load(str(corpus / "data.npz"))
+    train = loaded.train
+    source = Source(loaded.name, train.images, train.labels, data.identify(train)[1], train.persons)
     settings = WarmUpSettings(model="linear", batch=4, steps=2, augment=())
-    trainer.resume(WarmUp(settings, [source], classes=found.classes), place, steps=2)
+    trainer.resume(WarmUp(settings, [source], classes=loaded.classes), place, steps=2)
 
 
 def _drawing(place: Path, corpus: Path) -> None:

@@ -109,11 +109,11 @@ def _one_life(
     result = verb.result(world)
     assert (key is None and verb.private) or result == whole.result, f"{verb.name}: the end has other bits"
     if verb.private:
-        found = account(world.home)
-        (charge,) = found.charges
+        actual = account(world.home)
+        (charge,) = actual.charges
         assert charge.private == (key is None)
         card = json.loads((world.out / "card.json").read_text())["guarantee"]["epsilon"]
-        assert card is None if key else 0 < card <= found.spent(), f"{verb.name}: tells {card}, more than was charged"
+        assert card is None if key else 0 < card <= actual.spent(), f"{verb.name}: tells {card}, more than was charged"
         _no_copy_of_the_key(verb, world, keys)
         assert verb.trains or not rows - {result["rows-00000.safetensors"]}, "two different noises were drawn"
 

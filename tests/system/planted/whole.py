@@ -73,9 +73,9 @@ def any_data(names: tuple[str, ...], seed: int) -> list[str]:
         dark = other.x // 3 if mechanism.dtype == np.uint8 else other.x / 3
         before = record(mechanism.run, one)
         after = record(mechanism.run, replace(other, x=dark.astype(other.x.dtype), labels=labels), like=before)
-        found = [violation for violation in compare_recordings(before, after) if violation.what != "sum"]
-        if found:
-            return [f"{name}: {found[0]}"]
+        results = [violation for violation in compare_recordings(before, after) if violation.what != "sum"]
+        if results:
+            return [f"{name}: {results[0]}"]
     return []
 
 
@@ -95,17 +95,17 @@ def held_out(seed: int) -> list[str]:
         first = record(mechanism.run, data)
         for other in (1, 2):
             again = record(replace(mechanism.run, held_out=other), data, like=first)  # type: ignore[type-var]
-            if found := _told_apart(first, again):
-                return [f"{name}: {found}"]
+            if result := _told_apart(first, again):
+                return [f"{name}: {result}"]
     return []
 
 
 def _told_apart(one: Recording, other: Recording) -> str | None:
-    for each in (one, other):
-        if each.error is not None:
-            raise each.error
-    sums = [[asked.total for asked in each.calls] for each in (one, other)]
-    results = [_without(each.outcome, ABOUT_TEST) for each in (one, other)]
+    for result in (one, other):
+        if result.error is not None:
+            raise result.error
+    sums = [[asked.total for asked in result.calls] for result in (one, other)]
+    results = [_without(result.outcome, ABOUT_TEST) for result in (one, other)]
     return (
         first_difference(*sums, where="sums")
         or first_difference(one.charges, other.charges, where="charges")
@@ -181,7 +181,7 @@ DECLARED: dict[str, Any] = {"n": 400, "classes": CLASSES, "size": (SIDE, SIDE), 
 
 def _unlike(seed: int) -> list[Records]:
     """Data sets that have nothing in common but the shape of an image."""
-    rng, found = np.random.default_rng(seed), []
+    rng, results = np.random.default_rng(seed), []
     for count, brightest, shares in (
         (400, 256, None),
         (399, 256, None),
@@ -191,8 +191,8 @@ def _unlike(seed: int) -> list[Records]:
         x = rng.integers(0, brightest, (count, SIDE, SIDE, 1), dtype=np.uint8)
         labels = np.concatenate([np.arange(CLASSES), rng.choice(CLASSES, count - CLASSES, p=shares)])
         persons = np.sort(rng.integers(0, max(5, count // int(rng.integers(1, 6))), count))
-        found.append(Records(x, labels, persons))
-    return found
+        results.append(Records(x, labels, persons))
+    return results
 
 
 def declared(seed: int) -> list[str]:
@@ -224,8 +224,8 @@ def _plans(source: str, path: Path) -> Iterator[tuple[str, Any]]:
         "patches": replace(base, model="patches-256", part="centred-head"),
         **{f"recipe {n}": replace(recipe, batch=None, steps=None, **DECLARED) for n, recipe in named.items()},
     }
-    for name, each in settings.items():
-        prepared = train.prepare(source, each)
+    for name, result in settings.items():
+        prepared = train.prepare(source, result)
         weights = dict(prepared.network.build().state_dict().items())
         stretches = [(p.first, p.end, p.part, p.lr) for p in phases(prepared.network)]
         facts = prepared.config, prepared.event(), prepared.sampler, prepared.read_off, tuple(prepared.data.classes)
@@ -236,7 +236,7 @@ def _plans(source: str, path: Path) -> Iterator[tuple[str, Any]]:
         prepared_release = release.prepare(source, replace(asked, **given, delta=1e-6))
         yield f"release, {recipe}", (prepared_release.config, prepared_release.event(), prepared_release.read_off)
     tuned = tune.prepare(source, base, {"lr": [1.0, 4.0]}, score=public["synthetic"], trials=3.0)
-    yield "tune", (tuned.event, tuned.stopping, [each.config for each in tuned.candidates])
+    yield "tune", (tuned.event, tuned.stopping, [result.config for result in tuned.candidates])
 
 
 # Features that are kept
@@ -246,9 +246,9 @@ def kept_features(seed: int) -> list[str]:
     """Two data sets of one shape, size and labels, trained on and released one after the other in one home."""
     rng = np.random.default_rng(seed)
     labels = np.arange(16) % CLASSES
-    found = [Records(rng.integers(0, 256, (16, SIDE, SIDE, 1), dtype=np.uint8), labels) for _ in range(2)]
+    results = [Records(rng.integers(0, 256, (16, SIDE, SIDE, 1), dtype=np.uint8), labels) for _ in range(2)]
     with home() as path:
-        for turn, data in enumerate(found):
+        for turn, data in enumerate(results):
             source = write(path, data, held_out=turn)
             for name, changes in {
                 "head of a random network": {"model": "small-cnn", "part": "head"},
@@ -308,8 +308,8 @@ def law_of_tuning(seed: int) -> list[str]:
             prepared = tune.prepare(source, settings, grid, score=str(path / "public.npz"), trials=trials, eta=eta)
             law = Stopping(prepared.event.eta, prepared.event.gamma)
             runs_of, wrong = _tunings(prepared, path, scores)
-        if found := _wrong_law(runs_of, law):
-            return [f"{trials:g} trials, eta {eta:g}: {found}"]
+        if result := _wrong_law(runs_of, law):
+            return [f"{trials:g} trials, eta {eta:g}: {result}"]
         if wrong:
             return [f"{trials:g} trials, eta {eta:g}: {wrong}"]
     return []
@@ -347,7 +347,7 @@ def _tunings(
             tried.clear()
             trial, which, reached = tune._train_trials(run, prepared, None, None, lambda _: None)  # type: ignore[arg-type]
             every.append([candidate for candidate, _ in tried])
-            best = [i for i, (_, found) in enumerate(tried, 1) if found == max(found for _, found in tried)]
+            best = [i for i, (_, result) in enumerate(tried, 1) if result == max(result for _, result in tried)]
             if trial.number not in best or tried[trial.number - 1] != (which, reached):  # type: ignore[attr-defined]
                 return every, "what is released is not the best trial by its score"
             firsts += trial.number == best[0]  # type: ignore[attr-defined]
@@ -362,17 +362,17 @@ def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
     """By chi-square tests: K, each candidate's share, and its independence of the trial's number and of the one before."""
     most = max(2, *(k for k, chance in enumerate(law.probabilities(50), 1) if len(runs_of) * chance >= 8))
     chances = law.probabilities(most - 1)
-    counts = Counter(min(len(each), most) for each in runs_of)
+    counts = Counter(min(len(result), most) for result in runs_of)
     due = len(runs_of) * np.array([*chances, 1 - sum(chances)])
     if stats.chisquare([counts[k] for k in range(1, most + 1)], due).pvalue < FALSE_ALARM:
         return "the number of trials is not drawn by the law that is charged"
-    every = [which for each in runs_of for which in each]
+    every = [which for result in runs_of for which in result]
     if stats.chisquare(np.bincount(every, minlength=CANDIDATES)).pvalue < FALSE_ALARM:
         return "candidates are not drawn alike"
     tables = {
-        "the trial's number": [(min(i, 4), which) for each in runs_of for i, which in enumerate(each)],
-        "the candidate before": [pair for each in runs_of for pair in itertools.pairwise(each)],
-        "the number of trials": [(min(len(each), 5) - 1, which) for each in runs_of for which in each],
+        "the trial's number": [(min(i, 4), which) for result in runs_of for i, which in enumerate(result)],
+        "the candidate before": [pair for result in runs_of for pair in itertools.pairwise(result)],
+        "the number of trials": [(min(len(result), 5) - 1, which) for result in runs_of for which in result],
     }
     for name, pairs in tables.items():
         table = np.zeros((5, CANDIDATES))
@@ -437,10 +437,10 @@ def branches(_seed: int) -> list[str]:
             else:
                 other = not value if isinstance(value, bool) else value + 1
             more = {"batch": None} if field.name == "full_batch" else {}
-            found = replace(base, **{field.name: other, **more}).hash()
-            if found in names:
-                return [f"{field.name}: another value has the name of {names[found]}"]
-            names[found] = field.name
+            result = replace(base, **{field.name: other, **more}).hash()
+            if result in names:
+                return [f"{field.name}: another value has the name of {names[result]}"]
+            names[result] = field.name
     zero = torch.zeros(3)
     first = State(zero, zero, zero, base, "k", True, step=3, branch="b", digest="d")
     asked = {"data": "data", "software": "dpvision", "key": "key"}
@@ -503,9 +503,9 @@ def said(seed: int) -> list[str]:
     ):
         before = record(lambda data, words=words: _said(words, data), fewer)  # type: ignore[misc]
         after = record(lambda data, words=words: _said(words, data), more, like=before)  # type: ignore[misc]
-        for each in (before, after):
-            if each.error is not None:
-                raise each.error
+        for result in (before, after):
+            if result.error is not None:
+                raise result.error
         if where := first_difference(before.outcome, after.outcome):
             return [f"{words[0]}: neighbours are told apart by what is said: {where}"]
     return []
@@ -523,10 +523,10 @@ def _said(words: tuple[str, ...], data: Records) -> dict[str, object]:
         with ExitStack() as stack:
             stack.enter_context(patched(secrets, "token_hex", lambda n=8: f"{next(tokens):0{2 * n}x}"))
             app(command, exit_on_error=False, print_error=False, result_action="return_value")
-        found: dict[str, object] = {
+        content: dict[str, object] = {
             p.name: _plain(p.read_text("utf-8"), path) for p in sorted((path / "run").iterdir()) if p.suffix in TEXTS
         }
-        return {**found, "standard output": _plain(out.getvalue(), path), "errors": _plain(err.getvalue(), path)}
+        return {**content, "standard output": _plain(out.getvalue(), path), "errors": _plain(err.getvalue(), path)}
 
 
 TEXTS = (".json", ".jsonl", ".md", ".html", ".toml", ".csv")

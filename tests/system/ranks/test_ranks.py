@@ -77,16 +77,16 @@ def _share(sampler: PoissonSampler, step: int, units: int, *, rank: int, ranks: 
 
 def _step(sampler: PoissonSampler, step: int, units: int, team: Team) -> tuple[list[int], Tensor]:
     """Who takes part in one step, and what it releases."""
-    found: list[int] = []
+    results: list[int] = []
 
     def fetch(drawn, _seed):
-        found.extend(drawn.tolist())
+        results.extend(drawn.tolist())
         return torch.from_numpy(drawn), torch.empty(0), [1] * len(drawn)
 
     gate = Gate(charged(sampler.event(2.0)), Key.for_tests("shares"), sampler, name="b")
     private = PrivateSum(gate, FewUnits(), team=team)  # type: ignore[arg-type]
     noisy = private.step(step, units, fetch)
-    return found, noisy
+    return results, noisy
 
 
 def _account(home: Path) -> Account:
@@ -159,11 +159,11 @@ def test_shares_are_disjoint_and_complete(count: int) -> None:
 
 def test_coins_have_one_rate_and_are_independent_over_ranks() -> None:
     """Four ranks with 1,000 units each, 25 steps: 25,000 coins a rank, none of them a copy of another rank's."""
-    sampler, count, each = PoissonSampler(1200, 4000, 25), 4, 1000
-    rng = np.zeros((count, 25, each))
+    sampler, count, result = PoissonSampler(1200, 4000, 25), 4, 1000
+    rng = np.zeros((count, 25, result))
     for rank in range(count):
         for step in range(25):
-            rng[rank, step, np.array(_share(sampler, step, count * each, rank=rank, ranks=count)) // count] = 1
+            rng[rank, step, np.array(_share(sampler, step, count * result, rank=rank, ranks=count)) // count] = 1
     flat = rng.reshape(count, -1)
     spread = 5 / np.sqrt(flat.shape[1])
     assert np.abs(flat.mean(1) - 0.3).max() < spread * np.sqrt(0.21)

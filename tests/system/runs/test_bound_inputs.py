@@ -70,10 +70,10 @@ def test_a_copy_of_a_run_has_other_noise_for_other_features(source: str, tmp_pat
     shutil.copytree(run.folder, tmp_path / "copy")
     copy = run_folder.Run(tmp_path / "copy")
     weights = []
-    for each in (run, copy):
+    for result in (run, copy):
         asked = iter([False, True])
-        train.proceed(each, train.reopen(each), stop=lambda asked=asked: next(asked))
-        weights.append(state.State.load(each.state, prepared.network.build()).weights)
+        train.proceed(result, train.reopen(result), stop=lambda asked=asked: next(asked))
+        weights.append(state.State.load(result.state, prepared.network.build()).weights)
         np.lib.format.open_memmap(_train_file(prepared), mode="r+")[7] = 0.0
     assert len(ledger_of(prepared.fingerprint).account().charges) == 2
     first = torch.nn.utils.parameters_to_vector([p for p in prepared.network.build().parameters() if p.requires_grad])
@@ -220,15 +220,15 @@ def test_features_are_computed_by_one_process_at_a_time(source: str, monkeypatch
     data = file.read_bytes()
     file.unlink()
     monkeypatch.setattr(cache, "_compute", lambda *_: pytest.fail("computed twice"))
-    found: list[NDArray[Any]] = []
-    second = threading.Thread(target=lambda: found.append(cache.load_or_compute(parts, prepared.data.train, key=of)))
+    results: list[NDArray[Any]] = []
+    second = threading.Thread(target=lambda: results.append(cache.load_or_compute(parts, prepared.data.train, key=of)))
     with files.locked(file.with_suffix(".lock")):  # a first process, which is at work
         second.start()
         second.join(0.3)
         assert second.is_alive(), "the second one waits"
         file.write_bytes(data)
     second.join(10)
-    np.testing.assert_array_equal(found[0], whole)
+    np.testing.assert_array_equal(results[0], whole)
 
 
 class _Mixes(nn.Module):

@@ -184,5 +184,5 @@ def test_published_settings_by_epsilon() -> None:
     [("dp-randp", 1.0, 50_000, 9.3), ("dp-randp", 8.0, 50_000, 2.6), ("dp-randp-dermamnist", 1.0, 7_007, 13.6)],
 )
 def test_sigmas_are_those_of_the_paper_or_smaller(name: str, epsilon: float, n: int, sigma: float) -> None:
-    found = replace(recipe(name, epsilon=epsilon), epsilon=epsilon).complete(n).sigma or 0
-    assert 0.95 * sigma < found < 1.005 * sigma
+    result = replace(recipe(name, epsilon=epsilon), epsilon=epsilon).complete(n).sigma or 0
+    assert 0.95 * sigma < result < 1.005 * sigma

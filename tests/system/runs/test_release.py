@@ -89,12 +89,12 @@ def test_what_is_told_of_the_test_split_is_the_test_splits(tmp_path: Path) -> No
     """Counts are those of the released weights on the test images; of training images none is shown."""
     data = write_data(tmp_path / "data.npz")
     run, prepared = _run(str(data), tmp_path / "run", replace(SETTINGS, examples=3))
-    found, made = evaluate(run.folder, str(data), split="test"), prepared.data
+    result, made = evaluate(run.folder, str(data), split="test"), prepared.data
     content = json.loads((run.folder / "evaluation.json").read_text())
     assert made.test is not None and content["images"] == len(made.test) == 60
     assert (
         content["right"] / 60
-        == found["accuracy"]
+        == result["accuracy"]
         == json.loads(run.metrics.read_text().splitlines()[-1])["test_accuracy_ema"]
     )
     assert content["weights_digest"] == safetensors.read(run.weights).header["digest"]

@@ -80,8 +80,8 @@ def test_a_row_that_is_no_number_adds_nothing_at_all() -> None:
         alone, *_ = _made(x[:0], y[:0], name)
         bad = np.full_like(x, np.nan)
         bad[::2] = np.inf
-        found, *_ = _made(bad, y, name, alone.results)
-        assert not any(asked.total.any() for asked in found.asked), name
+        result, *_ = _made(bad, y, name, alone.results)
+        assert not any(asked.total.any() for asked in result.asked), name
 
 
 def test_fourier_features_have_length_1_and_make_the_kernel() -> None:

@@ -25,12 +25,12 @@ def test_without_noise_rows_are_as_the_records_were() -> None:
     features, classes = moments.draw(DRAWN, np.random.default_rng(0))
     assert features.dtype == np.float32 and classes.dtype == np.int64
     wanted = np.stack([rows.x[labels == k].mean(axis=0) for k in range(CLASSES)])
-    found = np.stack([features[classes == k].mean(axis=0) for k in range(CLASSES)])
+    result = np.stack([features[classes == k].mean(axis=0) for k in range(CLASSES)])
     assert np.allclose(moments.means, wanted, atol=1e-6), "nothing is drawn in where there is no noise"
-    assert np.allclose(found, wanted, atol=0.01)
+    assert np.allclose(result, wanted, atol=0.01)
     assert np.allclose(np.bincount(classes) / DRAWN, np.bincount(labels) / len(labels), atol=0.01)
     within = np.cov(rows.x - wanted[labels], rowvar=False, bias=True) + MIN_RIDGE * np.eye(WIDTH)
-    assert np.allclose(np.cov(features - found[classes], rowvar=False), within, atol=0.1 * within.max())
+    assert np.allclose(np.cov(features - result[classes], rowvar=False), within, atol=0.1 * within.max())
     values, vectors = moments.spread
     assert np.allclose(vectors * values @ vectors.T, within, atol=1e-7)
 

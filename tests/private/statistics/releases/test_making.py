@@ -113,8 +113,8 @@ def test_after_a_crash_the_same_bits_come_and_nothing_is_charged_again(
     assert key.stat().st_mode & 0o077 == 0
     facts = made(tmp_path / "out", prepared.config)
     assert "schema.json" in lost and "rows-00000.safetensors" in lost
-    found = files(tmp_path / "out")
-    assert {name: found[name] for name in lost} == lost
+    result = files(tmp_path / "out")
+    assert {name: result[name] for name in lost} == lost
     (charge,) = _account(prepared).charges
     assert facts["run"] == charge.run
     assert not list((small_home / "keys").glob("*.key")), "the key is destroyed once the folder is whole"
@@ -125,7 +125,7 @@ def test_after_a_crash_the_same_bits_come_and_nothing_is_charged_again(
         make(replace(prepared, config=other), tmp_path / f"again {number}")
         assert len(_account(prepared).charges) == 2 + number
         again = files(tmp_path / f"again {number}")
-        assert again["rows-00000.safetensors"] != found["rows-00000.safetensors"], "fresh noise"
+        assert again["rows-00000.safetensors"] != result["rows-00000.safetensors"], "fresh noise"
 
 
 @pytest.mark.parametrize("recipe", ["moments", "p3gm"])
@@ -278,8 +278,8 @@ def test_rows_made_once_serve_several_releases(tmp_path: Path) -> None:
 )
 def test_digits_can_be_learned_from_it(recipe: str, floor: float, tmp_path: Path) -> None:
     """At epsilon 8. Floors are some points below the least of ten keys."""
-    found = made(tmp_path / "out", small(recipe), test_key="accuracy")["accuracy"]
-    assert max(found.values()) > floor
+    result = made(tmp_path / "out", small(recipe), test_key="accuracy")["accuracy"]
+    assert max(result.values()) > floor
 
 
 def test_rows_of_other_data_or_features_are_not_released(tmp_path: Path) -> None:

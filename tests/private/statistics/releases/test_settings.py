@@ -149,8 +149,8 @@ def test_every_kind_has_a_mechanism_that_does_its_event(name: str) -> None:
     assert MECHANISMS.keys() == KINDS.keys()
     whole = with_changes(release_recipe(name), {"epsilon": 8.0, "rank": 0}).complete(1500, 10, channels=1)
     made = mechanism_of(Rows.none(10), whole)
-    found = made.method.releases if isinstance(made, Synthesis) else made.event(2.0)
-    assert found == (whole.of_kind.releases if isinstance(made, Synthesis) else whole.event(2.0, 10))
+    result = made.method.releases if isinstance(made, Synthesis) else made.event(2.0)
+    assert result == (whole.of_kind.releases if isinstance(made, Synthesis) else whole.event(2.0, 10))
 
 
 def test_rates_of_declared_classes() -> None:
