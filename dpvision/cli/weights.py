@@ -25,14 +25,14 @@ def show(*, json: Json = False) -> None:
     from dpvision.cli import screen
     from dpvision.storage.weights import NETWORKS, path_of, record_of
 
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for entry in NETWORKS.values():
         path, record = path_of(entry), record_of(entry)
         here = record is not None and path.is_file() and path.stat().st_size == record.size
         facts = {**asdict(entry), "source": entry.source, "path": str(path), "here": here}
-        found.append({**facts, "recorded": asdict(record) if record else None})
+        entries.append({**facts, "recorded": asdict(record) if record else None})
     if json:
-        screen.as_json(found)
+        screen.as_json(entries)
         return
     screen.grid(
         ["name", "features", "MB", "licence", "digest", "here"],
@@ -45,10 +45,10 @@ def show(*, json: Json = False) -> None:
                 _digest_of(of),
                 "yes" if of["here"] else "",
             ]
-            for of in found
+            for of in entries
         ],
     )
-    for of in found:
+    for of in entries:
         screen.say(f"{of['name']}: {of['architecture']}, trained on {of['trained_on']}")
         screen.say(f"  {of['input']}; from {of['source'] if not of['conversion'] else 'a conversion'}")
     screen.say("timm:NAME: any network of timm; its digest is recorded when it is first downloaded")

@@ -75,8 +75,8 @@ def _list_parquet(path: Path) -> list[tuple[str, str | None]]:
     names = sorted(entry for entry in os.listdir(path) if entry.lower().endswith(".parquet"))
     if not names:
         names = sorted(f"data/{entry}" for entry in os.listdir(path / "data") if entry.lower().endswith(".parquet"))
-    found = [(name, _SPLIT_NAME.match(name.rpartition("/")[2])) for name in names]
-    return [(name, _SPLITS[split[1].lower()] if split else None) for name, split in found]
+    matches = [(name, _SPLIT_NAME.match(name.rpartition("/")[2])) for name in names]
+    return [(name, _SPLITS[split[1].lower()] if split else None) for name, split in matches]
 
 
 def _list_arrow(path: Path, root: str) -> list[tuple[str, str | None]]:

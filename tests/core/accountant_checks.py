@@ -6,7 +6,7 @@ steps are added up by the Fourier transform. Losses only get smaller on the way,
 
     delta(epsilon) >= sum of mass (1 - e^(epsilon - loss)) over losses above epsilon
 
-is below the truth, and an accountant whose epsilon is below the one that this gives has said too little.
+is below the truth, and an accountant whose epsilon is below the one that this gives is too low.
 """
 
 from __future__ import annotations

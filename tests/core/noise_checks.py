@@ -78,6 +78,6 @@ def of_keys(fresh: Callable[[], Key] = Key.fresh, *, count: int = 2000) -> list[
 
 
 def _unlikely_square_sum(squares: float, count: int, *, tests: int) -> bool:
-    """Whether the sum of `count` squared standard normals is out of range, beside `tests` - 1 others."""
+    """Whether the sum of `count` squared standard normals is out of range, among `tests` - 1 others."""
     share = FALSE_ALARM / (2 * tests)
     return bool(stats.chi2.sf(squares, count) < share or stats.chi2.cdf(squares, count) < share)

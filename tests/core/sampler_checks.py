@@ -1,4 +1,4 @@
-"""Whether a sampler tosses a coin of its own for every unit and step, at the rate that was charged.
+"""Whether a sampler makes an independent draw for every unit and step, at the rate that was charged.
 
 `suspicious` gets who took part in which step, and says what is not as it should be: a unit's rate, the rate of all, the
 spread of batch sizes, units that come together (over all, and inside a group), steps that follow each other. It rejects
@@ -20,7 +20,7 @@ LAGS = range(1, 9)
 
 
 def suspicious(took_part: NDArray[Any], rate: float, *, groups: NDArray[np.int64] | None = None) -> list[str]:
-    """What is wrong with (steps, units) of who took part, each by a coin of probability `rate`."""
+    """What is wrong with (steps, units) of who took part, each by a draw of probability `rate`."""
     rows = np.asarray(took_part, dtype=np.float64)
     steps, n = rows.shape
     results = []

@@ -44,7 +44,7 @@ def test_runs_on_the_same_data_compose(ledger: Ledger) -> None:
 
 
 def test_a_plan_is_paid_once_and_taken_once(ledger: Ledger) -> None:
-    """Planned twice, an event is charged with the first run, free for the second, and charged anew for the third."""
+    """Planned twice, an event is charged with the first run, free for the second, and charged again for the third."""
     ledger.plan(STEP, run="r")
     ledger.plan(STEP, run="r")
     first, second, third = (ledger.spend(STEP, id=name, run="r") for name in "abc")
@@ -111,7 +111,7 @@ def test_budget_can_be_raised_but_not_below_what_is_spent(ledger: Ledger) -> Non
     assert ledger.open(Budget(1.0, 1e-5)).budget.epsilon == 8.0, "opening again must not change the budget"
     with pytest.raises(BudgetSpent):
         ledger.set_budget(Budget(spent / 2, 1e-5))
-    assert [b.epsilon for _, b in ledger.account().budgets] == [3.0, 8.0], "every change is kept and told"
+    assert [b.epsilon for _, b in ledger.account().budgets] == [3.0, 8.0], "every change is kept and reported"
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of dp-accounting, without noise

@@ -1,4 +1,4 @@
-"""Coins belong to one unit, have their laws, and follow nobody else's."""
+"""Random numbers belong to one unit, have their distributions, and do not depend on other units."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_persons_images_have_their_own_coins_that_only_depend_on_the_person() 
     assert len(torch.unique(among)) == among.numel()
     assert same_bits(UnitRandom.grouped(SEED, np.array([2, 7]), [1, 1]).uniform(3), rng_of(2, 7).uniform(3))
     longer = UnitRandom.grouped(SEED, np.array([7]), [4]).uniform(4)
-    assert same_bits(longer[:3], alone), "one more image changes none of the others' coins"
+    assert same_bits(longer[:3], alone), "one more image changes none of the others' numbers"
 
 
 def test_blocks_draw_what_the_whole_would_and_leave_it_where_they_end() -> None:

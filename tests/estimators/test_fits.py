@@ -1,4 +1,4 @@
-"""A fit is charged before it is there, composes with others, and says what it was told."""
+"""A fit is charged before its result exists, composes with others, and states its settings."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from dpvision.public import assist
 from dpvision.public.assist import Assisted
 
 CLASSES, CLIP, VIEWS, UNITS = 4, 0.7, 2, 6
-COINS = torch.Generator().manual_seed(0)
+RNG = torch.Generator().manual_seed(0)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_one_more_unit_moves_the_sum_by_at_most_c(model: torch.nn.Module, name: 
 
 
 def test_the_map_after_the_noise_does_not_see_the_data(model: torch.nn.Module) -> None:
-    noisy = torch.randn(len(_weights(model)), dtype=torch.float64, generator=COINS)
+    noisy = torch.randn(len(_weights(model)), dtype=torch.float64, generator=RNG)
     g = _gradients(model, 1)[0].double()
     result = _each(model)
     for name in ("none", "weights", "adadps"):

@@ -90,7 +90,7 @@ def test_the_weights_with_their_card_predict_alone(
     assert call(words, monkeypatch) == 0
     header, original = safetensors.read(out).header, safetensors.read(run.weights).header
     assert json.loads(header["card"])["weights_digest"] == original["digest"]
-    replaced = ("digest", "card")  # the card of the whole run, in place of what the weights said of themselves
+    replaced = ("digest", "card")  # the card of the whole run, in place of that in the header of the weights
     assert {k: v for k, v in header.items() if k in original and k not in replaced} == {
         k: v for k, v in original.items() if k not in replaced
     }

@@ -200,8 +200,8 @@ def _note_facts(facts: Facts, headers: Any) -> None:
 
 
 def _starts_at(content_range: str | None, offset: int) -> bool:
-    found = re.fullmatch(r"bytes ([0-9]{1,20})-[0-9]+/(?:[0-9]+|\*)", (content_range or "").strip())
-    return found is not None and int(found[1]) == offset
+    match = re.fullmatch(r"bytes ([0-9]{1,20})-[0-9]+/(?:[0-9]+|\*)", (content_range or "").strip())
+    return match is not None and int(match[1]) == offset
 
 
 def _failure(url: str, part: Path, exc: BaseException) -> DataError:

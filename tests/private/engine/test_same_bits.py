@@ -148,10 +148,10 @@ def test_persons_with_other_numbers_of_images_do_not_move_others(
     engine = ClippedSum(model, each_loss, clip=0.01)
     images, targets = torch.rand(count, *shape) * 2 - 1, torch.randint(0, classes, (count,))
     alone = engine.gradients(images[:200], targets[:200], [2] * 100)
-    beside = engine.gradients(images, targets, [2] * 100 + more)
-    assert torch.equal(beside[:100], alone)
+    with_more = engine.gradients(images, targets, [2] * 100 + more)
+    assert torch.equal(with_more[:100], alone)
     first = engine.gradients(images[200:], targets[200:], more)
-    assert torch.equal(beside[100:], first)
+    assert torch.equal(with_more[100:], first)
 
 
 def test_sums_of_products_are_exact_however_large() -> None:

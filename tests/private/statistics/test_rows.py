@@ -1,4 +1,4 @@
-"""Rows are at most 1 long whatever is in them, depend on nothing beside them, and wrong inputs are refused by name."""
+"""Rows are at most 1 long whatever is in them, depend on no other row, and wrong inputs are refused by name."""
 
 from __future__ import annotations
 

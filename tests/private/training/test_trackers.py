@@ -51,12 +51,12 @@ def test_what_is_private_never_gets_there(tmp_path: Path, capsys: pytest.Capture
     failing, recording = Failing(), Recording()
     tracked = _run(tmp_path / "tracked", [failing, recording])
     plain = _run(tmp_path / "plain", [])
-    # A tracker that raises loses no step, is named once, and goes on being told.
+    # A tracker that raises loses no step, is named once, and still gets every line.
     assert tracked.weights.read_bytes() == plain.weights.read_bytes()
     assert tracked.metrics.read_bytes() == plain.metrics.read_bytes()
     assert capsys.readouterr().err.count("the net is gone") == 1
     assert failing.calls == recording.calls
-    # Every line of metrics.jsonl is told, and of it what may leave.
+    # Every line of metrics.jsonl is passed on, but only what may be released.
     lines = run_folder.read_lines(tracked.metrics)
     assert recording.calls == [(x["step"], {k: v for k, v in x.items() if k in MAY_LEAVE}) for x in lines]
     assert len(recording.calls) > 5 and all(set(figures) == MAY_LEAVE for _, figures in recording.calls)

@@ -1,4 +1,4 @@
-"""Every card fits the published schema; the Hub can read its head; weights carry it; phases and choices are told."""
+"""Every card fits the published schema; the Hub can read its head; weights carry it; phases and choices are stated."""
 
 from __future__ import annotations
 

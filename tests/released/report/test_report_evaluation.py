@@ -1,4 +1,4 @@
-"""What is said of the test split is what the model does there; edited files are refused; pictures must be asked for."""
+"""What a report states about the test split is what the model does there; edited files are refused; pictures must be asked for."""
 
 from __future__ import annotations
 

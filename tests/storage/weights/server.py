@@ -1,4 +1,4 @@
-"""A server of one file on 127.0.0.1 that misbehaves as it is told, and counts what is asked of it."""
+"""A server of one file on 127.0.0.1 that misbehaves on demand and counts requests."""
 
 from __future__ import annotations
 

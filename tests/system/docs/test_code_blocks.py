@@ -37,7 +37,7 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
 
 
 def run(line: str, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command, in this process: with the exit code that is told behind it, or 0."""
+    """A command, in this process: with the exit code in the comment after it, or 0."""
     typed = words(line)
     if not typed:
         return

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.system.docs.examples import call, examples, words_of
 from tests.system.runs.commands import write_data
 
-# What examples are given beside what they say, so that all of them take seconds.
+# Options that examples get in addition to their own, so that all of them take seconds.
 SMALLER: dict[str, dict[str, str]] = {
     "audit": {"--runs": "200", "--confidence": "0.999999"},  # by default a true claim is refuted once in twenty audits
     "data split": {"--public": "100"},

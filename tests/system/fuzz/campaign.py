@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from tests.data.hostile_case import MARKER, pickle_payload
-from tests.fork_server import ESCAPED, ForkServer, opened, said
+from tests.fork_server import ESCAPED, ForkServer, opened, read_output
 from tests.system.fuzz import corpus
 from tests.system.fuzz.command_lines import command_line, cut_short, verbs
 from tests.system.fuzz.mutations import digest_of_folder, hostile_copy
@@ -144,7 +144,7 @@ class Campaign:
             os.kill(job.pid, signal.SIGKILL)
             self.server.ended(job, within=60)
             raise AssertionError(f"{words}: waits for ever")
-        out, err = said(job)
+        out, err = read_output(job)
         assert code != ESCAPED, f"{words}: {err}"
         seen = opened(job) if code >= 0 else set()
         shutil.rmtree(job.place)

@@ -145,7 +145,7 @@ def command_line(rng: Random, verb: str, options: list[Option], *, corpus: Path,
 
 
 def cut_short(verb: str, words: list[str]) -> bool:
-    """Whether what keeps the work small was taken off, or is said twice."""
+    """Whether what keeps the work small was removed, or is given twice."""
     small = SMALL.get(verb, ())
     return any(words.count(word) != 1 for word in small if word.startswith("--"))
 

@@ -206,10 +206,10 @@ def _model(place: Path, corpus: Path) -> None:
 def _pretrained(place: Path, corpus: Path) -> None:
     from dpvision import data
     from dpvision.models import build, load_public
-    from dpvision.private.training.public_inputs import read_pretrained as said
+    from dpvision.private.training.public_inputs import read_pretrained
 
     path = place / "weights.safetensors"
-    said(path, data.load("digits"), unit="image")  # none of which taught it
+    read_pretrained(path, data.load("digits"), unit="image")  # which it was not trained on
     name, shape = ("wrn-10-1", (3, 8, 8)) if place.name == "prior" else ("linear", (1, 8, 8))
     load_public(build(name, shape, classes=4, seed=0), path)
 

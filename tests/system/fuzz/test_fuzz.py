@@ -52,7 +52,7 @@ def test_something_else_under_every_name(campaign: Campaign) -> None:
 
 
 def _all(campaign: Campaign, what: str, inputs: int, capsys: pytest.CaptureFixture[str]) -> int:
-    """Try as many as are asked for; how many there were. Faults are told together, at the end or when there are many."""
+    """Try the requested number, and return how many there were. Faults are reported together, at the end or when there are many."""
     campaign.counts.clear()
     seeds, count, faults = Random(FIRST), 0, list[str]()
     while count < inputs and len(faults) < MAX_FAULTS:

@@ -198,7 +198,7 @@ def test_a_sound_file_is_read_as_before(tmp_path: Path) -> None:
 
 
 def test_a_folder_where_a_file_is_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused before anything is written, beside it too."""
+    """Refused before anything is written, also next to it."""
     (tmp_path / "report.html").mkdir()
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
     with pytest.raises(DataError, match=r"report\.html: cannot be written, because a folder has this name"):

@@ -26,7 +26,7 @@ from safetensors.numpy import load
 from dpvision.core.account import Account
 from dpvision.core.ledger import Ledger
 from dpvision.storage import safetensors
-from tests.fork_server import ForkServer, Job, changes, said
+from tests.fork_server import ForkServer, Job, changes, read_output
 from tests.system.kills.verbs import KEY, Verb, World
 
 DONE = ("is there. Fix", "is finished. Fix", "exists already. Fix", "is there already. Fix")
@@ -100,7 +100,7 @@ def _one_life(
             _remember(world, keys, rows)
         if code == 0:
             break
-        out, err = said(job)
+        out, err = read_output(job)
         if code in (2, 3) and verb.files(world) and all(path.exists() for path in verb.files(world)):
             assert any(words in err for words in DONE), err
             break

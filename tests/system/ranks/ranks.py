@@ -1,4 +1,4 @@
-"""Several ranks on this machine: each a process of its own, told by torchrun's variables whom to meet."""
+"""Several ranks on this machine: each in its own process, connected by torchrun's variables."""
 
 from __future__ import annotations
 

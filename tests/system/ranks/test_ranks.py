@@ -137,7 +137,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, data: Path) -> bytes:
 
 
 def test_one_rank_is_what_it_was_without_ranks() -> None:
-    """The same coins and noise as drawn by hand from the streams without a rank."""
+    """The same draws and noise as made by hand from the streams without a rank."""
     assert (distributed.rank(), distributed.ranks()) == (0, 1)
     sampler, key = PoissonSampler(30, 100, 5), Key.for_tests("shares")
     for step in range(5):
@@ -158,7 +158,7 @@ def test_shares_are_disjoint_and_complete(count: int) -> None:
 
 
 def test_coins_have_one_rate_and_are_independent_over_ranks() -> None:
-    """Four ranks with 1,000 units each, 25 steps: 25,000 coins a rank, none of them a copy of another rank's."""
+    """Four ranks with 1,000 units each, 25 steps: 25,000 draws a rank, none of them a copy of another rank's."""
     sampler, count, result = PoissonSampler(1200, 4000, 25), 4, 1000
     rng = np.zeros((count, 25, result))
     for rank in range(count):

@@ -58,7 +58,7 @@ def test_a_run_goes_on_only_with_the_features_it_began_with(source: str, tmp_pat
     np.lib.format.open_memmap(file, mode="r+")[7] = 0.0
     with pytest.raises(LedgerMismatch, match="features"):
         train.proceed(run, train.reopen(run))
-    file.unlink()  # computed anew, they are the same
+    file.unlink()  # recomputed, they are the same
     assert train.proceed(run, train.reopen(run)).complete
     assert file.read_bytes() == whole
 

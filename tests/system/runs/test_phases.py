@@ -95,7 +95,7 @@ def test_stopping_around_the_switch_changes_no_bit(where: int, data: str, tmp_pa
     copy = run_folder.Run(tmp_path / "copy")
     train.proceed(copy, train.reopen(copy), stop=until(where))
     stopped = State.load(copy.state, prepared.network.build())
-    assert stopped.step == where and (where == 5) == (not stopped.momentum.any()), "momentum starts anew in a phase"
+    assert stopped.step == where and (where == 5) == (not stopped.momentum.any()), "momentum restarts in each phase"
     train.proceed(copy, train.reopen(copy))
     assert run.weights.read_bytes() == copy.weights.read_bytes()
     assert len(ledger_of(prepared.fingerprint).account().charges) == 1

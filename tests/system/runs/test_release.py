@@ -147,7 +147,7 @@ def test_a_declared_n_is_the_only_n(tmp_path: Path) -> None:
 
 
 def test_persons_are_units(tmp_path: Path) -> None:
-    """60 images of 12 persons: coins are drawn for persons, and all images of one come together."""
+    """60 images of 12 persons: draws are made for persons, and all images of one come together."""
     source = tmp_path / "data.npz"
     write_data(source, images=60)
     with np.load(source) as file:

@@ -131,7 +131,7 @@ def test_an_embedding_that_breaks_its_promise_is_cut() -> None:
 
 
 def test_the_checks_have_teeth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts beside a sum that already has all of the length are found, and so are shares that add up to 2."""
+    """Counts next to a sum that already has all of the length are found, and so are shares that add up to 2."""
     monkeypatch.setattr(embedding.math, "sqrt", lambda value: 1.0)
     with pytest.raises(AssertionError, match="1e-06"):
         test_a_neighbour_moves_what_is_released_by_at_most_the_sensitivity("merf")

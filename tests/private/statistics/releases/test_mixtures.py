@@ -41,7 +41,7 @@ SAMPLERS: dict[str, tuple[MixtureSampler, float]] = {
 def test_one_record_more_moves_only_its_own_rows(
     name: str, kind: str, weights: RandomWeights | None, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """What reaches the noise, replayed: all others with the same coins and weights, and the new one with its own."""
+    """What reaches the noise, replayed: all others with the same draws and weights, and the new one with its own."""
     sampler, degree = SAMPLERS[name]
     x, labels = data()
     more, longer = np.vstack([x, NASTY[kind]]), np.r_[labels, 1]
@@ -111,8 +111,8 @@ def test_sums_do_not_depend_on_the_order() -> None:
     assert all(np.array_equal(sums[0], other) for other in sums[1:])
     assert np.array_equal(sums[0][0], values.astype(np.float64)[members].sum(0)), "as in exact arithmetic"
     assert not sums[0][1].any(), "nobody: zero"
-    beside = round_to_grid((x[:, :7], 1.0), (x[:, 7:], 0.5), degree=64).x
-    assert np.array_equal(beside[:, :7], values[:, :7]) and (np.abs(beside[:, 7:]) <= 0.5 * np.abs(x[:, 7:])).all()
+    joined = round_to_grid((x[:, :7], 1.0), (x[:, 7:], 0.5), degree=64).x
+    assert np.array_equal(joined[:, :7], values[:, :7]) and (np.abs(joined[:, 7:]) <= 0.5 * np.abs(x[:, 7:])).all()
 
 
 def test_weighted_sums_are_exact_too() -> None:

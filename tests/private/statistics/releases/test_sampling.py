@@ -1,4 +1,4 @@
-"""Coins and samplers: the stated probability, independent coins, nobody dropped, and the event that is charged."""
+"""Bernoulli draws and samplers: the stated probability, independent draws, nobody dropped, and the event that is charged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_coins_have_their_probability(rate: float) -> None:
 
 
 def test_a_coin_that_a_byte_leaves_open_is_tossed_by_a_word() -> None:
-    """Rates between two multiples of 1/256: without the second toss they would be one of these."""
+    """Rates between two multiples of 1/256: without the second draw they would be one of these."""
     count = 1_000_000
     for rate in (0.9 / 256, 1.5 / 256, 200.25 / 256):
         assert stats.binomtest(len(bernoulli(KEY.stream("open", step=0), count, rate=rate)), count, rate).pvalue > 1e-6
@@ -54,7 +54,7 @@ RATES = [0.0, 5e-324, 1e-25, 1e-5, 64 / 60_000, 1 / 256, 0.02, 0.1, 1 / 3, 0.5, 
 
 @pytest.mark.parametrize("rate", RATES)
 def test_the_probability_of_heads_counted_over_all_bits(rate: float) -> None:
-    """All 2^72 outcomes of one coin: 256 bytes, and with the open one all words, those below some number being heads."""
+    """All 2^72 outcomes of one draw: 256 bytes, and with the open one all words, those below some number being successes."""
 
     def shown(word: int) -> list[int]:
         stream: Any = _Written(word)
@@ -88,7 +88,7 @@ def _table(chosen: RowMembers, records: int) -> np.ndarray:
 
 
 def test_poisson_rows() -> None:
-    """Every record alike, in every row alike; sizes spread as those of independent coins; those without a class never."""
+    """Every record alike, in every row alike; sizes spread as those of independent draws; those without a class never."""
     labels = np.array([0, 1, -1, 2, 0, 1, 2, 2, -1, 0])
     sampler = Poisson(2.4, 8, 30_000)
     result = np.vstack(

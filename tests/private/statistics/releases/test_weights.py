@@ -79,7 +79,7 @@ def test_noise_and_means_of_weighted_rows(tmp_path: Path) -> None:
 
 
 def test_records_that_are_not_numbers_are_in_no_weighted_row(tmp_path: Path) -> None:
-    """Nor do they take a coin or a weight: rows are as without them, to the last bit, under the same streams."""
+    """Nor do they use a draw or a weight: rows are as without them, to the last bit, under the same streams."""
     x, y = data()
     sampler, weights = Poisson(9, N, 40), RandomWeights(0.5, 0.25)
     with_nan = rows_of(np.vstack([np.full(WIDTH, np.nan), x, np.full(WIDTH, np.inf)]), np.r_[0, y, 1])
