@@ -6,7 +6,7 @@ milliseconds, and can be killed, starved of memory or of disk, without harm to a
         code, out, err = server.wait(job)
 
 A child can be asked to kill itself (SIGKILL) just before its n-th change to the file system below a folder (`die_at`):
-all states that a kill can leave on the disk, but for half-written buffers, lie between two such changes.
+all states that a kill can leave on disk, but for half-written buffers, lie between two such changes.
 """
 
 from __future__ import annotations

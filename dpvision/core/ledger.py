@@ -1,7 +1,7 @@
 """The ledger of one data set: an append-only, hash-chained, locked file that is written before any result exists.
 
 Formal guarantees:
-  1. `spend` returns only after the line that charges the event is on the disk (fsync of file and folder). A crash can
+  1. `spend` returns only after the line that charges the event is on disk (fsync of file and folder). A crash can
      charge for what was never released; it cannot release what was never charged.
   2. Everything charged on the data set is within the budget (epsilon, delta), even if each run was chosen after seeing
      earlier results; an event that would exceed it is refused, and nothing is written. Epsilons for different units do

@@ -225,7 +225,7 @@ class FinishedRelease:
     card: dict[str, Any]
     settings: Release  # complete
     event: Event
-    private: bool  # whether its noise is secret, by the headers of its rows
+    private: bool  # whether its noise is secret, according to the headers of its rows
 
     @property
     def sigma(self) -> float:
@@ -245,7 +245,7 @@ def read_release(folder: Path) -> FinishedRelease:
     card = _read_card(path)
     if card.get("files") != digest_files(folder) or not set(schema["files"]) <= set(card["files"]):
         raise DataError(
-            f"{folder}: the digests on card.json are not those of its rows. Fix: copy the folder again. (A card "
+            f"{folder}: the digests in card.json do not match its rows. Fix: copy the folder again. (A card "
             "without digests was written by an earlier version, and nothing shows which rows it belongs to.)"
         )
     read_rows(folder)  # checks their number and width
@@ -279,7 +279,7 @@ def _settings(path: Path, card: dict[str, Any], schema: dict[str, Any]) -> Relea
     try:
         settings = Release(**check_values(Release, card["config"], source=str(path)))
         if not settings.is_complete or settings.rows != schema["rows"]:
-            raise ConfigError("they are incomplete, or their number of rows is another")
+            raise ConfigError("they are incomplete, or their number of rows differs")
         if settings.class_counts is not None and len(settings.class_counts) != len(schema["classes"]):
             raise ConfigError("class_counts must be one number for each class")
         settings.event(settings.sigma or 0.0, len(schema["classes"]))

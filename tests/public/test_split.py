@@ -181,7 +181,7 @@ def test_an_impossible_split_is_one_clear_error(
 def test_the_suggested_fix_works(tmp_path: Path, say: Say) -> None:
     source = npz(tmp_path / "data.npz")
     _, _, err = say("data", "split", source, "--public", 300, "--out", tmp_path / "parts")
-    assert "--public 33 at most" in err
+    assert "use --public 33 or less" in err
     assert say("data", "split", source, "--public", 33, "--out", tmp_path / "parts")[0] == 0
 
 

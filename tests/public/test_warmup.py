@@ -272,7 +272,7 @@ def test_a_killed_and_a_stopped_warm_up_resume(tmp_path: Path, say: Say) -> None
         output, err = process.communicate(timeout=60)
         assert process.returncode == (130 if interrupt == signal.SIGINT else -9), err
         assert 0 < _step(out) < 200 and not (out / "card.json").exists()
-    assert "the same command continues it" in output
+    assert "run the same command again to continue" in output
     assert say(*words, "--out", out)[0] == 0
     assert weights(out) == weights(tmp_path / "straight")
 

@@ -115,7 +115,7 @@ def _try_lock(lock: Path, held: ExitStack) -> bool:
 
 
 def _compute(parts: Featured, split: Split, path: Path, progress: Progress, team: Team) -> None:
-    """Compute in rounds: each rank has the next records, and a round is recorded when all of it is on the disk.
+    """Compute in rounds: each rank has the next records, and a round is recorded when all of it is on disk.
 
     `Featured.features` gives an image the same bits whatever other images are in the batch, so rounds may be of any
     size, and another number of ranks may resume.

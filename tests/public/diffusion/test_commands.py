@@ -56,7 +56,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_resumes(run, tmp_path: Path) 
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     output, error = process.communicate(timeout=120)
-    assert process.returncode == 130 and "the same command continues it" in output, error
+    assert process.returncode == 130 and "run the same command again to continue" in output, error
     code, _, error = run(*FIT, "--minutes", 0.0001, "--out", edm)
     assert code == 0 and (edm / "weights.safetensors").exists(), error
 

@@ -1,7 +1,7 @@
 """Hostile files and command lines: only errors of ours come out, no code runs, nothing is written elsewhere.
 
 DPVISION_FUZZ is how many inputs there are in all: 400 by default, 10,000 by `make fuzz`. A file is an input if a reader
-refused it or opened what is hostile in it; a command line always is. What fails stays on the disk (Campaign.attempt).
+refused it or opened what is hostile in it; a command line always is. What fails stays on disk (Campaign.attempt).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """kill -9 at random instants, then the same command again, until it comes to its end: what must hold after each kill.
 
 nothing lost             the end has the same bits as if nobody had disturbed it, by no more than the same command
-nothing under-counted    noise is on the disk only where its charge is in the ledger, and it is charged once, in full
+nothing under-counted    noise is on disk only where its charge is in the ledger, and it is charged once, in full
 nothing half written     what has its name is whole: tables and headers can be read after every kill
 nothing left over        of a key that noise was drawn from, no copy is left at the end
 a clear message          a command that refuses to go on says that its work is done, and it is
@@ -138,7 +138,7 @@ def account(home: Path) -> Account:
 
 
 def _noise_drawn(world: World) -> bool:
-    """Whether anything on the disk was made with noise."""
+    """Whether anything on disk was made with noise."""
     made = world.out.parent
     if any(made.rglob("rows-*.safetensors")) or any(made.rglob("moments.safetensors")) or any(made.rglob("card.json")):
         return True

@@ -28,7 +28,7 @@ def test_which_weights_are_released_can_not_change(tmp_path: Path) -> None:
 
 
 def test_settings_can_not_change_when_all_steps_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between the last step and the release, with both accuracies on the disk."""
+    """Killed between the last step and the release, with both accuracies on disk."""
     prepared = train.prepare(str(write_data(tmp_path / "data.npz")), SETTINGS)
     folder = train.begin(prepared, tmp_path / "run")
     with monkeypatch.context() as patch:
