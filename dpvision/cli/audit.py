@@ -114,7 +114,7 @@ def _audit_run(
             f"{place}: is a tuning run, but an audit needs a single run. Fix: audit a run with the chosen settings."
         )
     if folder.facts().get("complete") is not True:
-        raise ConfigError(f"{place}: the run is not finished. Fix: run `dpvision resume {place}`.")
+        raise ConfigError(f"{place}: the run is not finished. Fix: {folder.advise()}.")
     event = from_json(fact(folder.facts(), "event", dict))
     one_run = read_audits(place, event, config).get("one_run")
     # Whatever a card would refuse is refused before anything is computed or written.

@@ -64,11 +64,7 @@ def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
     """Load the model from a run folder or from a weights.safetensors file."""
     path = run / "weights.safetensors" if run.is_dir() else run
     if not path.exists():
-        fix = (
-            f"finish the run with `dpvision resume {run}`"
-            if (run / "operator").is_dir()
-            else "give the folder of a run"
-        )
+        fix = Run(run).advise() if (run / "operator").is_dir() else "give the folder of a run"
         raise DataError(f"{path}: there is no released model here. Fix: {fix}.")
     header = safetensors.read(path).header
     try:

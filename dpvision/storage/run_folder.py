@@ -84,6 +84,23 @@ class Run:
         """Return the content of run.json: name, data, public inputs, whether the run is complete."""
         return read_json(self.operator / "run.json")
 
+    def advise(self) -> str:
+        """Return how to finish or replace a run without results: `dpvision resume`, if it can continue this run.
+
+        It cannot continue a finished run, a tuning run, a trial of one, or a run whose data is no longer there.
+        """
+        try:
+            facts = self.facts()
+        except DataError:
+            return "start a new run"
+        data = facts.get("data")
+        if "tuning" in facts:
+            return "start a new tuning run; a tuning run cannot be resumed"
+        is_there = isinstance(data, str) and (data == "digits" or Path(data).exists())
+        if facts.get("complete") is not False or "trial_of" in facts or not is_there:
+            return "start a new run"
+        return f"run `dpvision resume {self.folder}`"
+
     def write_facts(self, facts: dict[str, Any]) -> None:
         files.write(self.operator / "run.json", json.dumps(facts, indent=1) + "\n")
 
@@ -137,9 +154,8 @@ def create_folder(folder: Path, *, mode: int) -> Iterator[Path]:
 def require_free(folder: Path) -> None:
     """Refuse a folder that is not empty, so that a run never overwrites files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        state = Run(folder).state
-        is_run = state.is_file() and state.stat().st_size  # and not a tuning run
-        resume = f", or `dpvision resume {folder}`" if is_run else ""
+        advice = Run(folder).advise()
+        resume = f", or {advice}" if "dpvision resume" in advice else ""
         raise ConfigError(f"{folder}: exists already. Fix: choose another --out{resume}.")
 
 

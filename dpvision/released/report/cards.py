@@ -253,12 +253,7 @@ def _facts(run: Run) -> dict[str, Any]:
     """Return the facts that a card may use, and no others, checked."""
     facts = run.facts()
     if facts.get("complete") is not True:
-        fix = (
-            "start a new tuning run; a tuning run cannot be resumed"
-            if "tuning" in facts
-            else f"run `dpvision resume {run.folder}`"
-        )
-        raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {fix}.")
+        raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {run.advise()}.")
     return _check_facts(facts, run.operator / "run.json")
 
 
