@@ -147,7 +147,9 @@ def _require_no_persons(arrays: Arrays) -> None:
 
 
 def _as_float32(block: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # too large values become infinite, and such rows are in no sum
+    with np.errstate(
+        over="ignore"
+    ):  # values that are too large become infinite, and such rows are excluded from all sums
         return block.astype(np.float32)
 
 
