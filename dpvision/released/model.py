@@ -216,5 +216,6 @@ def _require_same_shape(source: str, shape: tuple[int, ...], network: Model) -> 
     if (channels, height, width) != network.shape:
         raise DataError(
             f"{source}: its images are {height}x{width}x{channels}, and the model takes "
-            f"{network.shape[1]}x{network.shape[2]}x{network.shape[0]}. Fix: use images of that shape, or for image files --size {network.shape[1]}x{network.shape[2]}."
+            f"{network.shape[1]}x{network.shape[2]}x{network.shape[0]}. Fix: use images of "
+            f"that shape, or for image files --size {network.shape[1]}x{network.shape[2]}."
         )
