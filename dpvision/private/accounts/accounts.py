@@ -161,7 +161,7 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
 def charge_one(
     ledger: Ledger, budget: Budget, event: Event, key: Key, *, id: str, run: str, sketch: Sketch = overlap.NOTHING
 ) -> Charge:
-    """Charge the one account that the caller named; it refuses if it is of persons or its budget does not suffice."""
+    """Use the one account that the caller named; raise an error if it is of persons or its budget is too small."""
     accounts = Accounts(ledger, named=True)
     charge, _ = accounts.charge(
         event, budget, fingerprint=ledger.fingerprint, sketch=sketch, id=id, run=run, private=key.private
