@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dpvision.core.account import Account
     from dpvision.data import Findings
 
-MAX_SIZES = 5  # to print, of images of many sizes
+MAX_SIZES = 5  # the number of sizes to print if there are many
 
 data_verb = verb_with_parts("data", "Pack a data set into one store, or split off a public part.")
 
