@@ -141,15 +141,13 @@ def _require_no_persons(arrays: Arrays) -> None:
     if owners:
         raise Refusal(
             f"has {', '.join(owners)}, but the unit of a head on features is one row: a person with several rows would "
-            "be protected less than the card says. Fix: save one row for each person (the mean of the rows, for "
+            "be protected less than the card states. Fix: save one row for each person (the mean of the rows, for "
             f"instance) without {owners[0]}; or, if one row is the unit that you mean, leave {owners[0]} out."
         )
 
 
 def _as_float32(block: np.ndarray) -> np.ndarray:
-    with np.errstate(
-        over="ignore"
-    ):  # values that are too large become infinite, and such rows are excluded from all sums
+    with np.errstate(over="ignore"):  # values that are too large become infinite: their rows are in no sum
         return block.astype(np.float32)
 
 

@@ -181,7 +181,7 @@ def _detect_format(file: BinaryIO) -> str:
         raise Refusal(f"is a {known} file, which is not supported. Fix: save it as PNG or JPEG.")
     if not start:
         raise Refusal("is empty.")
-    raise Refusal("is neither a PNG, JPEG, TIFF or WebP image nor a DICOM file, whatever its name says.")
+    raise Refusal("is neither a PNG, JPEG, TIFF or WebP image nor a DICOM file, whatever its name.")
 
 
 def _webp_size(start: bytes) -> tuple[int, int]:

@@ -356,7 +356,7 @@ def optimal_nu(mu: float) -> float:
 
         bias ~ 1 / sqrt(nu ln(1 + mu^2 / nu^2)),   so   nu* = argmax of nu ln(1 + mu^2 / nu^2),   m* = nu* n / sqrt(T)
 
-    (the remark after the theorem says argmin; there is none, and the bias is smallest at the maximum). With nu = t mu,
+    (the remark after the theorem has argmin; there is none, and the bias is smallest at the maximum). With nu = t mu,
     that is mu t ln(1 + t^-2), so t* does not depend on mu: it is the root of ln(1 + t^-2) = 2 / (1 + t^2), and
     nu* = t* mu.
     """

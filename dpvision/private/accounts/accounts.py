@@ -233,7 +233,7 @@ def require_not_private(source: str, splits: Iterable[Split], *, fix: str) -> No
 
 
 def require_not_in_provenance(data: Dataset, provenance: str, what: str) -> None:
-    """Refuse a public input whose provenance says that it learned from the private images or the test images."""
+    """Refuse a public input whose provenance states that it learned from the private images or the test images."""
     splits = [split for split in (data.train, data.val, data.test) if split is not None]
     same = sum(count_matches(provenance, split.images, identify(split)[2]) for split in splits)
     if same:

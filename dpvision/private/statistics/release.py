@@ -6,7 +6,7 @@ Formal guarantee: for two data sets that differ by one additional image, and an 
 functions of each image alone, everything in the released folder satisfies the guarantee of the event on its card. The
 event is in the data set's ledger, on disk, before the first noise is drawn. Only the mechanism reads private rows, and
 it does what the charge states and no more. If there is a test split, the accuracy on it is reported without noise: it
-reveals information about the test images, and the card says so.
+reveals information about the test images, and the card states this.
 
 If the process is killed after the charge, the key still exists: the same command makes the same bits, with the numbers
 of threads that it started with, and is not charged again. When the folder is complete, the key is destroyed.
