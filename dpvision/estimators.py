@@ -339,7 +339,7 @@ def _find_accounts(account: str | None, fingerprint: str, sketch: overlap.Sketch
             _warn(
                 f"this fit is charged to account {known.id}, which has {len(known.charges)} charges and has spent "
                 f"epsilon {upper(known.spent())} of {known.budget.epsilon:g}: every fit on the same images counts, "
-                "also those of a search or a cross-validation."
+                "including those of a search or a cross-validation."
             )
     return accounts
 

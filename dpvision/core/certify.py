@@ -8,7 +8,7 @@ parts, loss, clipping style, numbers of views, one-view path, physical batch siz
     odd units are bounded          zeros, huge values, NaN and Inf contribute at most the sensitivity; NaN nothing
     every unit is bounded          in the model's own precision too, at a bound that all gradients exceed
     units are independent          in the model's own precision and with more images than fit one pass, the sum of all
-                                   units is bitwise the sum of their separate sums, also next to odd units
+                                   units is bitwise the sum of their separate sums, even next to odd units
     position does not matter       on an accelerator, in full passes: a unit's gradient has the same bits when it is
                                    computed again, at other positions, with fewer units, and next to odd units; its
                                    contribution has the same bits at the first position and at the last

@@ -23,7 +23,7 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
     head           the classifier: the last linear layer
     centred-head   the mean of the features in one step, then the head on features minus their mean
     probe          the head and the normalisation right before it (Tang et al. 2023, Phase II)
-    bias           the head and every parameter named bias, also in normalisations (BitFiT, Ben Zaken et al. 2022)
+    bias           the head and every parameter named bias, in normalisations too (BitFiT, Ben Zaken et al. 2022)
     """
     name = name or type(model).__name__
     if part not in (*PARTS, CENTRE):
