@@ -72,7 +72,7 @@ def test_a_damaged_or_swapped_map_is_refused(own_home: Path) -> None:
     load_or_compute_whitening(load_encoder("linear", SHAPE), rank=10)
     (other,) = (own_home / "priors").glob("map-*.safetensors")
     other.rename(kept)
-    with pytest.raises(DataError, match="not the map"):
+    with pytest.raises(DataError, match="does not contain the map"):
         load_or_compute_whitening(pixels, rank=10)
     kept.unlink()
     load_or_compute_whitening(pixels, rank=10)
