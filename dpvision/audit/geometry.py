@@ -177,7 +177,7 @@ def choose_output(weights: Path, out: Path, *, private: bool) -> Output:
             )
         folder = run.operator / out
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ConfigError(f"{folder}: exists already. Fix: choose another --out.")
+        raise ConfigError(f"{folder}: already exists. Fix: choose another --out.")
     return Output(folder, private)
 
 

@@ -302,7 +302,7 @@ def quality(
     picture = out.with_suffix(".png")
     for path in (out, picture):
         if path.exists():
-            raise ConfigError(f"{path}: exists already. Fix: use another --out.")
+            raise ConfigError(f"{path}: already exists. Fix: use another --out.")
     if picture == out:
         raise ConfigError(f"{out}: this name is needed for the picture. Fix: use --out quality.json.")
     from dpvision.cli import screen

@@ -166,6 +166,6 @@ def recipes(
         return
     target = out or Path(f"{name}.toml")
     if target.exists():
-        raise ConfigError(f"{target}: exists already. Fix: use another --out.")
+        raise ConfigError(f"{target}: already exists. Fix: use another --out.")
     files.write(target, text, mode=0o644)
     screen.say(f"wrote {target}; use it with `dpvision {verb_name} DATA --epsilon EPSILON --config {target}`")

@@ -115,7 +115,7 @@ def pack(
         how = _How.of(test_share=test_share, window=window, columns=columns, skip_broken=skip_broken)
     with name_errors(target):
         if os.path.lexists(target):
-            raise Refusal("exists already. Fix: remove it or choose another name.")
+            raise Refusal("already exists. Fix: remove it or choose another name.")
         if not target.parent.is_dir():
             raise Refusal("cannot be written because its folder does not exist.")
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))

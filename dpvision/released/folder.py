@@ -79,7 +79,7 @@ def create_folder(folder: Path) -> Iterator[Path]:
 def require_free(folder: Path) -> None:
     """Refuse a folder that is not empty or that cannot be created."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: exists already. Fix: choose another --out.")
+        raise ConfigError(f"{folder}: already exists. Fix: choose another --out.")
     above = next(path for path in Path(os.path.abspath(folder)).parents if path.exists())
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
         raise ConfigError(f"{folder}: {above} is not a folder with write access. Fix: choose another --out.")

@@ -156,7 +156,7 @@ def require_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         advice = Run(folder).advise()
         resume = f", or {advice}" if "dpvision resume" in advice else ""
-        raise ConfigError(f"{folder}: exists already. Fix: choose another --out{resume}.")
+        raise ConfigError(f"{folder}: already exists. Fix: choose another --out{resume}.")
 
 
 def next_free() -> Path:

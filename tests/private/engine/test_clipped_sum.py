@@ -238,7 +238,7 @@ def test_bad_arguments_are_refused() -> None:
     engine = ClippedSum(model, each_loss, clip=1.0)
     images, targets = _batch(4)
     for views in ([1, 1], [2, 0, 2], [5]):
-        with pytest.raises(ConfigError, match="add up"):
+        with pytest.raises(ConfigError, match="must sum to the number of images"):
             engine(images, targets, views)
     with pytest.raises(ConfigError, match="one for each trainable weight"):
         engine(images, targets, [1] * 4, Public(shift=torch.zeros(3)))

@@ -94,4 +94,4 @@ def test_the_verb_writes_figures_and_a_picture(tmp_path: Path) -> None:
     assert shares < set(written["figures"]) and all(0 <= written["figures"][name] <= 1 for name in shares)
     assert stat.S_IMODE((tmp_path / "out" / "quality.png").stat().st_mode) == 0o600, "it shows real images"
     code, _, err = run(*words, home=tmp_path / "home", cwd=tmp_path)
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "already exists" in err

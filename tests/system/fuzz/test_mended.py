@@ -257,7 +257,7 @@ def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
     run = run_folder.Run(tmp_path)
     for line in ('{"step": 1e400, "epsilon": 1}', '{"step": true, "epsilon": 1}', '{"step": 1, "epsilon": NaN}'):
         run.metrics.write_text(line + "\n")
-        with pytest.raises(DataError, match="line 1 has no step or no epsilon"):
+        with pytest.raises(DataError, match="line 1 has no valid step or epsilon"):
             evaluation.read_metrics(run)
     run.metrics.write_text(f'{{"step": 1, "epsilon": {10**400}, "test_accuracy_ema": {10**400}}}\n')
     assert evaluation.read_metrics(run) == [evaluation.Point(1, float("inf"), None, None)]

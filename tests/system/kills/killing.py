@@ -29,7 +29,7 @@ from dpvision.storage import safetensors
 from tests.fork_server import ForkServer, Job, changes, read_output
 from tests.system.kills.verbs import KEY, Verb, World
 
-DONE = ("is there. Fix", "is finished. Fix", "exists already. Fix", "is there already. Fix")
+DONE = ("already exists. Fix", "is finished. Fix")
 SECONDS = 300.0  # for one child, on a machine that does other things
 
 

@@ -163,7 +163,7 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
         (("--encoder", "small-cnn", "--weights", "no.safetensors"), 3, "no.safetensors: there is no such file"),
         (("--encoder", "small-cnn", "--weights", "full/x"), 3, "full/x: is not a valid safetensors file"),
         (("--weights", "full/x"), 2, "has no weights"),
-        ((*map(str, SMALL), "--out", "full"), 2, "full: exists already"),
+        ((*map(str, SMALL), "--out", "full"), 2, "full: already exists"),
         ((*map(str, SMALL), "--out", "full/x/y"), 2, "full/x is not a folder"),
         ((*map(str, SMALL), "--share", "2"), 2, "share is 2"),
         ((*map(str, SMALL), "--budget", "1"), 4, "budget"),

@@ -407,7 +407,7 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert not list((tmp_path / "a").iterdir())
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="exists already"), create_folder(tmp_path / "file"):
+    with pytest.raises(ConfigError, match="already exists"), create_folder(tmp_path / "file"):
         pass
     assert (tmp_path / "file").read_text() == "x"
 

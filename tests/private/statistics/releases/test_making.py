@@ -214,7 +214,7 @@ def test_one_at_a_time_and_never_over_something(tmp_path: Path, small_home: Path
         make(prepared, tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").write_text("mine")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make(prepared, tmp_path / "full")
     assert not ledger_of(prepared.fingerprint).exists(), "nothing is charged for a mistake"
     (tmp_path / "empty").mkdir()
@@ -305,7 +305,7 @@ def test_a_key_that_outlived_its_release_is_destroyed(
         patch.setattr(release.Key, "destroy", lambda place: None)
         make(prepared, tmp_path / "out")
     assert list((small_home / "keys").glob("*.key"))
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make(prepared, tmp_path / "out")
     assert not list((small_home / "keys").glob("*.key"))
 
@@ -321,7 +321,7 @@ def test_a_second_process_that_comes_too_late_is_not_charged(tmp_path: Path, mon
         return real(*arguments)
 
     monkeypatch.setattr(release, "Encoded", slow)
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make(prepared, tmp_path / "out")
     assert len(_account(prepared).charges) == 1
 
