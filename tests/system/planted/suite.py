@@ -22,6 +22,7 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -32,6 +33,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpvision.audit import bounds
@@ -43,7 +45,7 @@ from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Preparation, Rows
 from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled
-from dpvision.errors import BudgetSpent, UnsafeLayer
+from dpvision.errors import BudgetSpent, DataError, UnsafeLayer
 from dpvision.private.engine import ClippedSum, refuse_unsafe
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures, RandomWeights
 from dpvision.private.training import train
@@ -54,6 +56,7 @@ from dpvision.private.training.ranks import Team
 from dpvision.settings import calibrate, quick
 from dpvision.settings.release import hierarchical
 from dpvision.settings.training import Config
+from dpvision.storage import safetensors
 from tests.core import accountant_checks, noise_checks, sampler_checks
 from tests.private.engine.oracle import verify
 from tests.system.planted import whole
@@ -301,7 +304,10 @@ def _ledger(_seed: int) -> list[str]:
 
 
 def _resume(_seed: int) -> list[str]:
-    """A run that is stopped and resumed with another batch: all of its steps are in what it says it tells."""
+    """A run that is stopped and resumed with another batch: all of its steps are in what it says it tells.
+
+    Before, its state is put in another's place who could not sign it: that one must not go on under the same noise.
+    """
     records = Mechanism(_two_ranks, (8, 8, 1), np.uint8, every_class=True).records(12, 0)
     with folder() as path:
         os.environ["DPVISION_HOME"] = str(path / "home")
@@ -311,6 +317,13 @@ def _resume(_seed: int) -> list[str]:
         run = train.begin(prepared, path / "run")
         asked = iter([False, False, True])
         train.proceed(run, prepared, stop=lambda: next(asked))
+        own = run.state.read_bytes()
+        header = {k: v for k, v in safetensors.read(run.state).header.items() if k not in ("digest", "signature")}
+        run.state.write_bytes(safetensors.dump(load_file(run.state), header))
+        with suppress(DataError):
+            train.proceed(run, train.reopen(run))
+            return ["a state that nobody signed goes on under the same noise"]
+        run.state.write_bytes(own)
         outcome = train.proceed(run, train.reopen(run, {"batch": 3}))
     steps = [event.steps for event in parts(outcome.event) if isinstance(event, PoissonGaussian)]
     return [] if steps == [4, 2] else [f"4 steps were charged, then 2, and it tells of {steps}"]

@@ -18,7 +18,7 @@ import itertools
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import fields, replace
 from io import StringIO
@@ -33,23 +33,25 @@ from scipy import stats
 from dpvision.audit.recording import Recording, patched, record
 from dpvision.audit.replay import compare_recordings, first_difference
 from dpvision.core.events import Budget
+from dpvision.core.gate import secret_name
+from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
-from dpvision.data import Split
+from dpvision.data import Split, identify
 from dpvision.models import Featured
 from dpvision.models.inputs import Inputs, to_tensor
-from dpvision.private.features import encoders
-from dpvision.private.statistics import release
+from dpvision.private.features import cache, encoders
+from dpvision.private.statistics import head_run, release
 from dpvision.private.training import train, tune
 from dpvision.private.training.network import phases
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.state import State, branch_name
 from dpvision.private.training.stopping import Stopping
 from dpvision.settings.recipes import RECIPES, release_recipe
-from dpvision.settings.training import Config
+from dpvision.settings.training import HEADS, Config
 from tests.system.replay.mechanisms import MECHANISMS, RUNS
 from tests.system.replay.neighbours import Records, one_more
 from tests.system.replay.quartets import ROUNDING, interactions
-from tests.system.replay.whole_runs import CLASSES, LINEAR, SETTINGS, SIDE, N, Run, home, write
+from tests.system.replay.whole_runs import CLASSES, LINEAR, SETTINGS, SIDE, N, Run, features, home, write
 
 FALSE_ALARM = 1e-6
 
@@ -83,7 +85,7 @@ def any_data(names: tuple[str, ...], seed: int) -> list[str]:
 
 HELD_OUT = (
     *("train, full batch, last weights", "train, with canaries", "train, the head", "train, persons", "tune"),
-    *("train, assisted by dope", "release, moments", "release, mixtures"),
+    *("train, assisted by dope", "release, moments", "release, mixtures", "head run, newton"),
 )
 ABOUT_TEST = ("evaluation.json", "metrics.jsonl", "accuracy", "card.json")
 
@@ -127,7 +129,9 @@ FETCHED: dict[str, dict[str, Any]] = {
     "phases": {"model": "wrn-10-1", "probe_steps": 1},
     "persons": {"unit": "person"},
     "persons, canaries": {"unit": "person", "canaries": 30},
+    "persons with many images": {"unit": "person"},
 }
+MANY = 1100  # images of one of three persons: more than are fetched, and than pass, at a time
 
 
 def fetched(seed: int) -> list[str]:
@@ -135,6 +139,9 @@ def fetched(seed: int) -> list[str]:
     for name, changes in FETCHED.items():
         mechanism = RUNS["train, persons" if "persons" in name else "train"]
         data = mechanism.records(9, seed)
+        if "many" in name:
+            data = replace(mechanism.records(MANY, seed), persons=np.minimum(np.arange(MANY) // 2, 2))
+            data = replace(data, x=data.x[:MANY], labels=data.labels[:MANY])
         with home() as path:
             run = Run({**LINEAR, **changes, "full_batch": True, "batch": None, "steps": 2})
             prepared = train.prepare(write(path, data), run.config(path))
@@ -177,6 +184,7 @@ def _steps_of(prepared: train.Prepared, folder: Path) -> Iterator[Counter[tuple[
 # What a plan depends on
 
 DECLARED: dict[str, Any] = {"n": 400, "classes": CLASSES, "size": (SIDE, SIDE), "channels": 1, "epsilon": 3.0}
+COLUMNS = 20  # of features; with n as declared, and not with half of it, lda releases a covariance
 
 
 def _unlike(seed: int) -> list[Records]:
@@ -235,8 +243,19 @@ def _plans(source: str, path: Path) -> Iterator[tuple[str, Any]]:
         given = {k: v for k, v in DECLARED.items() if k in ("n", "classes", "size", "channels", "epsilon")}
         prepared_release = release.prepare(source, replace(asked, **given, delta=1e-6))
         yield f"release, {recipe}", (prepared_release.config, prepared_release.event(), prepared_release.read_off)
+    for head in HEADS:
+        prepared_head = head_run.prepare(features(source, columns=COLUMNS), _of_head(head, path))
+        yield (
+            f"head, {head}",
+            (prepared_head.config, prepared_head.setup, prepared_head.event(), prepared_head.read_off),
+        )
     tuned = tune.prepare(source, base, {"lr": [1.0, 4.0]}, score=public["synthetic"], trials=3.0)
     yield "tune", (tuned.event, tuned.stopping, [result.config for result in tuned.candidates])
+
+
+def _of_head(head: str, path: Path) -> Config:
+    public = features(str(path / "public.npz"), columns=COLUMNS) if head == "newton" else None
+    return Config(epsilon=3.0, n=DECLARED["n"], classes=CLASSES, head=head, synthetic=public)
 
 
 # Features that are kept
@@ -457,12 +476,56 @@ def branches(_seed: int) -> list[str]:
     }
     found_names = [branch_name(state, config, **more) for state, config, more in changed.values()]
     found_names.append(branch_name(first, base, **asked))
-    return [] if len(set(found_names)) == len(found_names) else ["two stretches of training have one name"]
+    if len(set(found_names)) < len(found_names):
+        return ["two stretches of training have one name"]
+    return _unnamed_places()
+
+
+ROWS, ROW = 20_000, 64  # of float32: more than any function digests at a time
+NAMES: dict[str, Callable[[np.ndarray], object]] = {
+    "features": lambda x: Inputs(
+        Split(np.zeros((len(x), 1, 1, 1), np.uint8), np.zeros(len(x)), None), x
+    ).digest_features(),
+    "images": lambda x: identify(Split(x.view(np.uint8).reshape(-1, 16, 16, 1), np.zeros(len(x)), None))[0],
+    "images in order": lambda x: identify(Split(x.view(np.uint8).reshape(-1, 16, 16, 1), np.zeros(len(x)), None))[1],
+    "labels": lambda x: identify(Split(np.zeros((len(x), 1, 1, 1), np.uint8), x.sum(1), None))[1],
+    "rows of a release or a head": lambda x: secret_name(Key.for_tests("x"), "name", "", [x]),
+    "a frozen part": lambda x: cache.digest(_holding(torch.from_numpy(x))),
+    "first weights": lambda x: branch_name(_beginning(torch.from_numpy(x)), Config(), data="", software="", key=""),
+}
+
+
+def _unnamed_places() -> list[str]:
+    """Every number of what shapes a result is in a name, wherever it stands and however many there are."""
+    x = np.zeros((ROWS, ROW), np.float32)
+    places = [0, *np.sort(np.random.default_rng(0).choice(x.size, 6)).tolist(), x.size - 1]
+    for what, name in NAMES.items():
+        names = [name(x)]
+        for place in places:
+            x.reshape(-1)[place] = 1
+            names.append(name(x))
+            x.reshape(-1)[place] = 0
+        if names[0] in names[1:] or name(x) != names[0]:
+            return [f"{what}: a number can change without another name"]
+    return []
+
+
+def _holding(weights: torch.Tensor) -> Featured:
+    prefix = torch.nn.Module()
+    prefix.register_buffer("weights", weights)
+    return Featured(prefix, torch.nn.Identity())
+
+
+def _beginning(weights: torch.Tensor) -> State:
+    return State(weights, weights, weights, Config(), "k", True)
 
 
 # Which account is charged
 
-CHARGED = ("train", "train, persons", "release, moments", "tune", "estimator, classifier", "estimator, release")
+CHARGED = (
+    *("train", "train, persons", "release, moments", "tune", "head run, descent"),
+    *("estimator, classifier", "estimator, release"),
+)
 
 
 def accounts(seed: int) -> list[str]:
