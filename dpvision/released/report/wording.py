@@ -29,6 +29,10 @@ FIXED_NOISE = "AES-256-CTR keyed by a fixed text, so anyone can regenerate it; g
 ADD_OR_REMOVE = "add or remove one unit"
 ZERO_OUT = "zero-out: one unit's contribution is replaced by zero; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
+RECONSTRUCTION = (
+    "A reconstruction guesses a record, or names a share of the candidates for it. Whoever guesses right with some "
+    "probability from what is known without the release, guesses right with at most this probability with it."
+)
 ON_FEATURES = (
     "Each row of features is assumed to be computed from a single image by a public network. This was not checked. The "
     "account covers these rows only: what other runs reveal about the images, or about other features of them, is "
@@ -296,7 +300,7 @@ def run_card(card: dict[str, Any], charges: list[dict[str, Any]], test: dict[str
     if warning:
         parts.append(f"**{_escape(warning)}**")
     parts += ["## Figures", _table(("figure", "value"), tables.overview(card, test))]
-    parts += ["## Bound on every membership test", _table(tables.HEADS["attack"], tables.attack(card))]
+    parts += _attacks(card)
     parts += ["## Public facts", _table(tables.HEADS["public"], tables.public(card))]
     shown, more = names(card["public_facts"]["classes"]["value"])
     parts.append(
@@ -315,7 +319,7 @@ def release_card(card: dict[str, Any]) -> str:
     """Return card.md of a released data set."""
     parts = [_front_matter_of_data(card), *_title("Privacy card of a released data set", card)]
     parts += ["## Figures", _table(("figure", "value"), tables.release_overview(card))]
-    parts += ["## Bound on every membership test", _table(tables.HEADS["attack"], tables.attack(card))]
+    parts += _attacks(card)
     return "\n\n".join([*parts, *_limits(card)]) + "\n"
 
 
@@ -362,6 +366,14 @@ def files_of(card: dict[str, Any]) -> list[tuple[str, str]]:
 def _title(title: str, card: dict[str, Any]) -> list[str]:
     status = [] if card["status"] == "private" else [f"**{card['status']}**"]
     return [f"# {title}", *status, sentence(card)]
+
+
+def _attacks(card: dict[str, Any]) -> list[str]:
+    parts = ["## Bound on every membership test", _table(tables.HEADS["attack"], tables.attack(card))]
+    rows = tables.reconstruction(card)
+    if rows:
+        parts += ["## Bound on every reconstruction", RECONSTRUCTION, _table(tables.HEADS["reconstruction"], rows)]
+    return parts
 
 
 def _limits(card: dict[str, Any]) -> list[str]:
