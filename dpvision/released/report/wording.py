@@ -295,7 +295,7 @@ def chosen_by_hand(config: Config) -> list[str] | None:
 
 def run_card(card: dict[str, Any], charges: list[dict[str, Any]], test: dict[str, Any] | None = None) -> str:
     """Return card.md of a run; `test` is its evaluation on the test split."""
-    parts = [_front_matter_of_model(card), *_title("Privacy card", card)]
+    parts = [as_yaml(metadata_of_model(card)), *_title("Privacy card", card)]
     warning = evaluation.warning(test, card["public_facts"]["classes"]["value"]) if test else None
     if warning:
         parts.append(f"**{_escape(warning)}**")
@@ -317,7 +317,7 @@ def run_card(card: dict[str, Any], charges: list[dict[str, Any]], test: dict[str
 
 def release_card(card: dict[str, Any]) -> str:
     """Return card.md of a released data set."""
-    parts = [_front_matter_of_data(card), *_title("Privacy card of a released data set", card)]
+    parts = [as_yaml(metadata_of_data(card)), *_title("Privacy card of a released data set", card)]
     parts += ["## Figures", _table(("figure", "value"), tables.release_overview(card))]
     parts += _attacks(card)
     return "\n\n".join([*parts, *_limits(card)]) + "\n"
@@ -411,26 +411,28 @@ def _code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def _front_matter_of_model(card: dict[str, Any]) -> str:
-    """Return the YAML metadata that the Hub reads for a model: licence, tags, library and metrics."""
+def metadata_of_model(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that the Hub reads for a model: licence, tags, library and metrics."""
+    sgd = ["dp-sgd"] if card["config"].get("head") is None else []
     values: dict[str, Any] = _licence(card["licence"])
     values |= {
         "library_name": "dpvision",
         "pipeline_tag": "image-classification",
-        "tags": ["image-classification", "differential-privacy", *_not_private(card), "dpvision"],
+        "tags": ["image-classification", "differential-privacy", "privacy", *sgd, *_not_private(card), "dpvision"],
     }
     if card["accuracy"]:
         values["metrics"] = ["accuracy"]
-    return _as_yaml(values)
+    return values
 
 
-def _front_matter_of_data(card: dict[str, Any]) -> str:
+def metadata_of_data(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that the Hub reads for a data set."""
     values: dict[str, Any] = _licence(card["licence"])
     values |= {
         "task_categories": ["tabular-classification"],
-        "tags": ["differential-privacy", *_not_private(card), "features", "dpvision"],
+        "tags": ["differential-privacy", "privacy", *_not_private(card), "features", "dpvision"],
     }
-    return _as_yaml(values)
+    return values
 
 
 def _licence(text: str | None) -> dict[str, str]:
@@ -440,11 +442,11 @@ def _licence(text: str | None) -> dict[str, str]:
     return {"license": name.lower()} if name.lower() in KNOWN_LICENCES else {"license": "other", "license_name": name}
 
 
-def _as_yaml(values: dict[str, Any]) -> str:
+def as_yaml(values: dict[str, Any]) -> str:
     """Format values as JSON between lines of dashes: this is valid YAML, whatever characters a licence name has."""
     lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
     return "\n".join(["---", *lines, "---"])
 
 
-def _not_private(card: dict[str, Any]) -> list[str]:
+def _not_private(card: Mapping[str, Any]) -> list[str]:
     return [] if card["status"] == "private" else ["not-private"]
