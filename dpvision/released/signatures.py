@@ -53,7 +53,7 @@ MAY_LEAVE = {
     "run": _BOTH | {"config.toml", "metrics.jsonl", "evaluation.json", "examples.json", "ledger.jsonl"},
     "release": _BOTH | {"schema.json", "README.md"},
 }
-EXPORTS = (".safetensors", ".onnx")
+ENDINGS = {"run": (".safetensors", ".onnx"), "release": (".safetensors",)}
 KINDS = ("run", "release", "file")
 HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -296,7 +296,7 @@ def _present(folder: Path, kind: str) -> list[str]:
 def _entries(folder: Path, kind: str) -> list[str]:
     """Return the files to sign; refuse a folder with anything that is not known to be fit to leave."""
     names = _present(folder, kind)
-    other = [n for n in names if n not in MAY_LEAVE[kind] and not (n.endswith(EXPORTS) and n.isprintable())]
+    other = [n for n in names if n not in MAY_LEAVE[kind] and not (n.endswith(ENDINGS[kind]) and n.isprintable())]
     other += [n for n in names if n not in other and ((folder / n).is_symlink() or not (folder / n).is_file())]
     if other:
         raise DataError(
@@ -315,8 +315,11 @@ def _require_signable(folder: Path, kind: str, names: list[str]) -> None:
     if kind == "run":
         header = safetensors.read(folder / "weights.safetensors").header
         belongs, secret = card.get("weights_digest") == header["digest"], header.get("private") == "yes"
+        for name in names:
+            if name.endswith(ENDINGS[kind]):  # any other export states whether it may leave, or is not an export
+                _require_signable_file(folder / name)
     else:
-        belongs, secret = True, read_release(folder).private  # which compares the digests on the card
+        belongs, secret = True, read_release(folder).private  # which compares all arrays with the digests on the card
     if not belongs:
         raise DataError(f"{folder / 'card.json'}: is the card of other weights. Fix: `dpvision report {folder}`.")
     _require_private(folder, secret and card.get("status") == "private")

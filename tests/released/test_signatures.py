@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+from safetensors.numpy import save_file
 
 from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.released import signatures
@@ -361,6 +362,14 @@ def test_what_must_not_leave_is_not_signed(made: Path, tmp_path: Path, monkeypat
     with pytest.raises(DataError, match=r"'patients.csv' is not a file that a run releases"):
         sign(run, key, signer="x")
     (run / "patients.csv").unlink()
+    save_file({"features": np.zeros((2, 3), np.float32)}, run / "features.safetensors")
+    with pytest.raises(DataError, match=r"features.safetensors: cannot be read as a safetensors file of dpvision"):
+        sign(run, key, signer="x")
+    (run / "features.safetensors").unlink()
+    release = Path(shutil.copytree(made / "release", tmp_path / "release"))
+    save_file({"features": np.zeros((2, 3), np.float32)}, release / "features.safetensors")
+    with pytest.raises(DataError, match="are not those of its rows"):
+        sign(release, key, signer="x")
     (run / "card.md").unlink()
     (run / "card.md").symlink_to(made / "run" / "card.md")
     with pytest.raises(DataError, match=r"'card.md' is not a file"):
