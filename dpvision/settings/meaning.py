@@ -10,10 +10,10 @@ directions of (epsilon, delta(epsilon))-differential privacy bound the probabili
 The bounds hold for all epsilons simultaneously, so their minimum does too. A coarser grid of epsilons only loosens it.
 
     membership       chance is the false positive rate of a test, success its true positive rate
-    reconstruction   chance is the probability of guessing the record without the model, or the share of the candidates
-                     that a guess names; success is the probability that the guess is right. The bound is concave in
-                     chance, so it also holds for the mean over records. (ReRo: Balle, Cherubin, Hayes 2022; Hayes,
-                     Mahloujifar, Balle 2023. For the Gaussian mechanism it is Phi(Phi^-1(chance) + mu).)
+    reconstruction   chance is the probability of guessing the record from a model that has not seen it, or the share of
+                     the candidates that a guess names; success is the probability that the guess is right. The bound is
+                     concave in chance, so it also holds for the mean over records. (ReRo: Balle, Cherubin, Hayes 2022;
+                     Hayes, Mahloujifar, Balle 2023. For the Gaussian mechanism it is Phi(Phi^-1(chance) + mu).)
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any
 from dpvision.core import files
 from dpvision.core.events import from_json
 from dpvision.released.report import tables, wording
-from dpvision.released.report.page import as_markup, fill
+from dpvision.released.report.page import fill
 from dpvision.settings.figures import describe, lower, upper
 
 FILE = "evidence.html"
@@ -56,7 +56,6 @@ def render(card: dict[str, Any]) -> str:
     """Return the document as one self-contained page."""
     return fill(
         "evidence.html",
-        **as_markup({}),
         name=tables.plain(card["run"]),
         private=card["status"] == "private",
         status=card["status"],
@@ -427,7 +426,8 @@ def _attacks(card: Card) -> str:
     guesses = "; ".join(f"{before} becomes at most {after}" for before, after in tables.reconstruction(dict(card)))
     return (
         f"Membership: a test that wrongly reports 1% of those who are not in the data finds at most {found} of those "
-        f"who are. Reconstruction: the probability of guessing a record rightly: {guesses}."
+        "who are. Reconstruction: the probability of guessing a record rightly, knowing all others, compared with that "
+        f"of a guess if the record were not in the data: {guesses}."
     )
 
 

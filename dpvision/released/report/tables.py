@@ -24,7 +24,7 @@ MAX_CHARGES = 300
 
 HEADS = {
     "attack": ("non-members wrongly reported", "members found, at most"),
-    "reconstruction": ("guessed right without the release", "guessed right with it, at most"),
+    "reconstruction": ("guessed right without the record in the data", "guessed right with it, at most"),
     "phases": ("phase", "steps", "epsilon added", "epsilon of a run that ends here"),
     "public": ("fact", "value", "source"),
     "accountant": ("figure", "value", "meaning"),

@@ -30,8 +30,9 @@ ADD_OR_REMOVE = "add or remove one unit"
 ZERO_OUT = "zero-out: one unit's contribution is replaced by zero; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
 RECONSTRUCTION = (
-    "A reconstruction guesses a record, or names a share of the candidates for it. Whoever guesses right with some "
-    "probability from what is known without the release, guesses right with at most this probability with it."
+    "A reconstruction guesses a record, or names a share of the candidates for it. Whoever would guess right with some "
+    "probability if the record had not been in the data, knowing all other records, guesses right with at most this "
+    "probability although it was."
 )
 ON_FEATURES = (
     "Each row of features is assumed to be computed from a single image by a public network. This was not checked. The "
