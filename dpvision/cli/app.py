@@ -22,7 +22,7 @@ VERBS = {
     "Use": ("train", "resume", "predict", "eval", "export", "release", "features"),
     "Data": ("check", "data", "ledger", "plan"),
     "Public data": ("images", "pretrain", "synth", "warm", "weights"),
-    "Evidence": ("audit", "report", "board", "tune", "geometry", "study", "recipes"),
+    "Evidence": ("audit", "report", "evidence", "sign", "verify", "board", "tune", "geometry", "study", "recipes"),
     "Help": ("completion",),
 }
 _GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate(VERBS)}

@@ -203,13 +203,13 @@ def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, conf
     from dpvision.audit import audit_file, membership, pictures
     from dpvision.audit.bounds import ENOUGH_DRAWS, judge
     from dpvision.core import accountant, files
-    from dpvision.released.report.guarantee import most_true_positives
     from dpvision.settings.figures import lower, upper
+    from dpvision.settings.meaning import attack_success
 
     finding, proved = judge(scores, delta=delta, confidence=confidence), accountant.epsilon(event, delta)
     audit_file.write_section(place, "mechanism", finding.as_section(proved=proved))
     rates = [10 ** (-4 + 4 * i / 200) for i in range(201)]
-    allowed = (rates, most_true_positives(scores.claimed, rates))
+    allowed = (rates, attack_success(scores.claimed, rates))
     curve = membership.roc_curve(scores.with_record, scores.without)
     picture = pictures.plot_roc({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
     files.write(place / "audit.svg", picture, mode=0o644)

@@ -48,9 +48,22 @@ def plan(
     n: Annotated[int, like(_TRAINING["n"])],
     batch: Annotated[int | None, _solvable_option("batch")] = None,
     steps: Annotated[int | None, _solvable_option("steps")] = None,
-    epsilon: Annotated[float | None, _solvable_option("epsilon", default="computed if --sigma is given")] = None,
+    epsilon: Annotated[
+        float | None, _solvable_option("epsilon", default="computed if --sigma or --attack-success is given")
+    ] = None,
     sigma: Annotated[float | None, _solvable_option("sigma", default="computed if --epsilon is given")] = None,
     delta: Annotated[float, like(_TRAINING["delta"])] = 1e-5,
+    attack_success: Annotated[
+        float | None,
+        option(
+            "Privacy",
+            "Share of the members that the best membership test may find: compute the largest such epsilon.",
+            default="none",
+        ),
+    ] = None,
+    at_fpr: Annotated[
+        float, option("Privacy", "With --attack-success: share of non-members that the test wrongly reports.")
+    ] = 0.01,
     confirm: Annotated[
         bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")
     ] = False,
@@ -72,13 +85,25 @@ def plan(
     """Compute noise from epsilon, or epsilon from noise, without data.
 
     Give all but one of batch, steps, epsilon and sigma to compute the missing one. The answer never exceeds epsilon.
+    Without epsilon and sigma, --attack-success computes both from what an attack may achieve.
 
-    Example: `dpvision plan --n 50000 --batch 4096 --steps 875 --epsilon 1 --delta 1e-5 --json`
+    Example: `dpvision plan --n 50000 --batch 4096 --steps 875 --epsilon 1 --delta 1e-5 --json`, or
+    `dpvision plan --n 50000 --attack-success 0.05 --at-fpr 0.01`
     """
     from dpvision.settings.plan import plan as solve
     from dpvision.settings.plan import scaled_down
 
-    answer = solve(n=n, batch=batch, steps=steps, epsilon=epsilon, sigma=sigma, delta=delta, confirm=confirm)
+    answer = solve(
+        n=n,
+        batch=batch,
+        steps=steps,
+        epsilon=epsilon,
+        sigma=sigma,
+        delta=delta,
+        attack_success=attack_success,
+        at_fpr=at_fpr,
+        confirm=confirm,
+    )
     if scale_down is not None:
         answer["rehearsal"] = scaled_down(answer, scale_down)
     if describe_device is not None:

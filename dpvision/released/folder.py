@@ -8,6 +8,8 @@ card.json, card.md           the guarantee, how the release was made, and its li
 report.html                  the card as a web page
 README.md                    how to read and use the release
 audit.json, audit.svg        lower bounds on epsilon, if `dpvision audit` was run
+evidence.html                the document for a data protection officer, if `dpvision evidence` was run
+signature.json               who vouches for the bytes of all these files, if `dpvision sign` was run
 
 The folder is written under a temporary name and renamed when it is complete. No row is left out: the number of rows is
 public.
@@ -15,7 +17,7 @@ public.
 `read_release` reads a folder of any origin strictly: settings, event and files must agree. What can be computed is not
 taken from card.json: the event follows from the settings, and the headers of the rows state whether their noise is
 secret. The digests on the card bind it to the bytes of its rows. They detect damage and careless edits, not forgery:
-someone who forges a whole folder can claim anything.
+someone who forges a whole folder can claim anything, unless it is verified by its signature (signatures.py).
 """
 
 from __future__ import annotations

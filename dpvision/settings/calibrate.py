@@ -14,6 +14,7 @@ from dpvision.core.events import MAX_COUNT, Budget, Composed, Event, PoissonGaus
 from dpvision.errors import ConfigError
 from dpvision.settings import gdp, quick
 from dpvision.settings.figures import describe
+from dpvision.settings.meaning import attack_success
 
 MIN_SIGMA, MAX_SIGMA = 0.05, 1e6
 MAX_STEPS = MAX_COUNT
@@ -34,24 +35,51 @@ def sigma_of(
     if not kinds:
         raise ConfigError("there is no noise to calibrate: the number of steps and the sampling rate must be above 0.")
     _require_remaining_budget(budget, before)
-    # The central limit is not a bound but a good first guess: the bracket grows from there until it has the answer.
+    # The central limit is not a bound but a good first guess.
     mu = gdp.mu_of_point(budget.epsilon, budget.delta)
     start = max(gdp.central_limit_sigma(mu, rate=rate, steps=steps) for rate, _, steps in kinds)
+    value = _least_sigma(lambda x: _within(budget, event(x), before), start=start)
+    if value is None:
+        raise ConfigError(
+            f"no noise multiplier keeps this within epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
+            f"{describe(event(MAX_SIGMA))}. Fix: fewer steps, or a larger epsilon or delta."
+        )
+    return _confirmed(value, budget, event, before, 1 + PRECISION, confirm=confirm)
+
+
+def sigma_for_attack(success: float, *, chance: float, rate: float, steps: int) -> float:
+    """Return the smallest noise multiplier with which no attack with this chance has more success."""
+    from scipy.stats import norm
+
+    def holds(sigma: float) -> bool:
+        return float(attack_success(PoissonGaussian(rate, sigma, steps), [chance], by=quick)[0]) <= success
+
+    mu = max(float(norm.ppf(success) - norm.ppf(chance)), 1e-6)
+    value = _least_sigma(holds, start=gdp.central_limit_sigma(mu, rate=rate, steps=steps))
+    if value is None:
+        raise ConfigError(
+            f"no noise multiplier keeps the success of attacks at {success:g} for a chance of {chance:g} over "
+            f"{steps:,} steps. Fix: fewer steps, or a larger success."
+        )
+    return value
+
+
+def _least_sigma(holds: Callable[[float], bool], *, start: float) -> float | None:
+    """Return the least noise multiplier at which a monotone condition holds, on the safe side; None if there is none.
+
+    The bracket grows from `start` until it has the answer.
+    """
     high = min(max(start, MIN_SIGMA), MAX_SIGMA)
     low, step = high, 1.02
-    while not _within(budget, event(high), before):
+    while not holds(high):
         low, high, step = high, high * step, step * step
         if high > MAX_SIGMA:
-            raise ConfigError(
-                f"no noise multiplier keeps this within epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
-                f"{describe(event(MAX_SIGMA))}. Fix: use fewer steps, or a larger epsilon or delta."
-            )
-    while low == high or _within(budget, event(low), before):
+            return None
+    while low == high or holds(low):
         if low == MIN_SIGMA:
-            return _confirm(MIN_SIGMA, budget, event, before, 1 + PRECISION, confirm=confirm)
+            return MIN_SIGMA
         low, high, step = max(low / step, MIN_SIGMA), low, step * step
-    value = _bisect(math.log(low), math.log(high), lambda x: _within(budget, event(math.exp(x)), before))
-    return _confirm(math.exp(value), budget, event, before, 1 + PRECISION, confirm=confirm)
+    return math.exp(_bisect(math.log(low), math.log(high), lambda x: holds(math.exp(x))))
 
 
 def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:

@@ -9,8 +9,8 @@ from typing import Any
 from dpvision.core import accountant
 from dpvision.core.events import Budget, PoissonGaussian
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate, gdp, quick
-from dpvision.settings.figures import describe
+from dpvision.settings import calibrate, gdp, meaning, quick
+from dpvision.settings.figures import describe, round_down
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import with_changes
 from dpvision.settings.training import HEAD_ON_FEATURES, Config
@@ -33,6 +33,8 @@ def plan(
     epsilon: float | None = None,
     sigma: float | None = None,
     delta: float = 1e-5,
+    attack_success: float | None = None,
+    at_fpr: float = 0.01,
     confirm: bool = False,
 ) -> dict[str, Any]:
     """Solve for whichever of sigma, epsilon, steps and batch is missing.
@@ -40,18 +42,27 @@ def plan(
     given                       solved for
     epsilon, not sigma          the smallest sigma (batch and steps have defaults)
     sigma, not epsilon          epsilon
+    attack_success              epsilon: the largest with which no membership test with false positive rate `at_fpr`
+                                finds a larger share of the members, for this batch and number of steps
     both, not steps             the largest number of steps
     both and steps, not batch   the largest expected batch
     all four                    an error: nothing is missing
     """
-    if n < 1:
-        raise ConfigError(f"n is {n}: the number of units must be at least 1.")
-    if batch is not None and not 0 < batch <= n:
-        raise ConfigError(f"batch is {batch} and n is {n}: it must be 0 < batch <= n.")
-    if steps is not None and steps < 1:
-        raise ConfigError(f"steps is {steps}: it must be at least 1.")
+    _require_counts(n, batch, steps)
+    if attack_success is not None:
+        if epsilon is not None or sigma is not None:
+            raise ConfigError("--attack-success computes epsilon and the noise. Fix: leave --epsilon and --sigma out.")
+        batch = default_batch(n) if batch is None else batch
+        steps = default_steps(n, batch) if steps is None else steps
+        epsilon = _epsilon_for_attack(attack_success, at_fpr, rate=batch / n, steps=steps, delta=delta)
+        answer = plan(n=n, batch=batch, steps=steps, epsilon=epsilon, delta=delta, confirm=confirm)
+        event, by = PoissonGaussian(batch / n, answer["sigma"], steps), accountant if confirm else quick
+        success = float(meaning.attack_success(event, [at_fpr], by=by)[0])
+        return {**answer, "epsilon": epsilon, "solved_for": "epsilon", "at_fpr": at_fpr, "attack_success": success}
     if epsilon is None and sigma is None:
-        raise ConfigError("plan needs --epsilon (to compute the noise) or --sigma (to compute epsilon).")
+        raise ConfigError(
+            "plan needs --epsilon or --attack-success (to compute the noise), or --sigma (to compute epsilon)."
+        )
     solved_for = "epsilon" if epsilon is None else "sigma" if sigma is None else "steps" if steps is None else "batch"
     if solved_for == "batch" and batch is not None:
         raise ConfigError("batch, steps, sigma and epsilon are all given. Fix: leave out the one to compute.")
@@ -73,6 +84,33 @@ def plan(
     if sigma is None:
         sigma = calibrate.sigma(budget, rate=rate, steps=steps, confirm=confirm)
     return _answer(n, batch, PoissonGaussian(rate, sigma, steps), delta, solved_for=solved_for, confirm=confirm)
+
+
+def _require_counts(n: int, batch: int | None, steps: int | None) -> None:
+    if n < 1:
+        raise ConfigError(f"n is {n}: the number of units must be at least 1.")
+    if batch is not None and not 0 < batch <= n:
+        raise ConfigError(f"batch is {batch} and n is {n}: it must be 0 < batch <= n.")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"steps is {steps}: it must be at least 1.")
+
+
+def _epsilon_for_attack(success: float, chance: float, *, rate: float, steps: int, delta: float) -> float:
+    """Return the largest epsilon, rounded down as for `--epsilon`, that keeps the success of attacks at most here."""
+    if not 0 < chance < success < 1:
+        raise ConfigError(
+            f"--attack-success is {success:g} and --at-fpr is {chance:g}: both must be between 0 and 1, and the "
+            "success must be the larger one, since guessing succeeds as often as it is wrong. "
+            f"Fix: --attack-success 0.05 --at-fpr 0.01."
+        )
+    sigma = calibrate.sigma_for_attack(success, chance=chance, rate=rate, steps=steps)
+    epsilon = round_down(quick.epsilon(PoissonGaussian(rate, sigma, steps), delta))
+    if not 0 < epsilon < math.inf:
+        raise ConfigError(
+            f"no epsilon at delta {delta:g} keeps the success of attacks at {success:g}. Fix: a larger "
+            "--attack-success, or another --delta."
+        )
+    return epsilon
 
 
 def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:

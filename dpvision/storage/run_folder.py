@@ -8,6 +8,7 @@ ledger.jsonl          account of the data set, without the fingerprint of the da
 card.md, card.json    the guarantee, for people and for programs
 report.html           the guarantee and the results on one page, with figures
 audit.json, audit.svg lower bounds on epsilon, from `dpvision audit` or from canaries in the run
+evidence.html         the document for a data protection officer; signature.json: who vouches for all these files
 operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
                       private data), canaries.json, membership.json, lira.json. Never release this folder.
 

@@ -76,6 +76,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "format": FORMAT,
         "run": facts["run"],
         **proved,
+        "meaning": guarantee.meaning(event, config.delta, private=private),
         "licence": config.licence,
         "known_data_set": evaluation.known(facts["data"], n=config.n, shape=facts["shape"], classes=classes),
         "public_facts": _public_facts(facts, config),
@@ -212,7 +213,11 @@ def _proved_of_release(
     event: Event, *, delta: float, secret: bool, read_off: list[str], mechanism: dict[str, Any]
 ) -> dict[str, Any]:
     proved = _state_guarantee(event, delta=delta, secret=secret, unit="image", read_off=read_off, mechanism=mechanism)
-    return {**proved, "account_of_a_record": account_of_a_record(event)}
+    return {
+        **proved,
+        "meaning": guarantee.meaning(event, delta, private=proved["status"] == "private"),
+        "account_of_a_record": account_of_a_record(event),
+    }
 
 
 def account_of_a_record(event: Event) -> str:

@@ -119,6 +119,8 @@ def _common_values(card: dict[str, Any], test: dict[str, Any] | None = None) -> 
         "unit": card["unit"],
         "big": _big(card, test),
         "attack": tables.attack(card),
+        "reconstruction": tables.reconstruction(card),
+        "reconstruction_means": wording.RECONSTRUCTION,
         "audited": tables.audits(card),
         "ledger": tables.account(card) if card["data_set"] else None,
         "not_covered": card["not_covered"],

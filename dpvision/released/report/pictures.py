@@ -22,9 +22,9 @@ import numpy as np
 
 from dpvision.core.events import Event, PoissonGaussian, parts
 from dpvision.released.evaluation import Point, Result
-from dpvision.released.report.guarantee import FALSE_POSITIVE_RATES, most_true_positives
+from dpvision.released.report.guarantee import FALSE_POSITIVE_RATES
 from dpvision.released.report.tables import percent, upper_percent
-from dpvision.settings import quick
+from dpvision.settings import meaning, quick
 from dpvision.settings.figures import lower, upper
 
 if TYPE_CHECKING:
@@ -211,14 +211,14 @@ def attack_success(event: Event) -> str:
     with _style("attack"):
         figure, axes = _axes("non-members wrongly reported", "members found, at most")
         rates = np.logspace(-4, 0, 120)
-        bound = most_true_positives(event, rates.tolist())
+        bound = meaning.attack_success(event, rates.tolist())
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.fill_between(rates, rates, bound, color=FIRST, alpha=0.12, linewidth=0)
         axes.plot(rates, bound, color=FIRST, label="bound on every test")
         axes.plot([1e-4, 1], [1e-4, 1], color=SOFT, linewidth=1, linestyle=(0, (4, 3)), label="guessing")
         stated = FALSE_POSITIVE_RATES
-        most = most_true_positives(event, stated)
+        most = meaning.attack_success(event, stated)
         axes.plot(stated, most, "o", color=FIRST, clip_on=False)
         axes.set_xlim(1e-4, 1)
         axes.set_ylim(1e-4, 1)

@@ -91,7 +91,7 @@ def test_weights_say_the_guarantee_and_nothing_that_changes_later(private_run: R
     ],
 )
 def test_the_head_of_the_card_is_yaml(private_run: Run, licence: str | None, expected: dict[str, str]) -> None:
-    head = wording._front_matter_of_model(card_of(private_run) | {"licence": licence})
+    head = wording.as_yaml(wording.metadata_of_model(card_of(private_run) | {"licence": licence}))
     first, body, last = head.split("---")
     assert first == last == ""
     read = yaml.safe_load(body)
