@@ -176,6 +176,7 @@ def show_training(
         {
             **_data(prepared, config.unit),
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
+            **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             **_input_rows(config),
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
             if sampler.rate < 1
@@ -243,6 +244,7 @@ def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
         {
             "data": f"{data.name}: rows of {prepared.shape[2]:,} features, {len(data.classes)} classes",
             "unit": f"image (one row); n = {config.n:,} rows",
+            **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             "head": f"{config.head}: the mean row, then {config.steps - 1:,} more noisy "
             + ("sum" if config.steps == 2 else "sums"),
             **_input_rows(config),

@@ -57,7 +57,7 @@ def train(
     /,
     *,
     out: RunFolder = None,
-    recipe: Recipe = "default",
+    recipe: Recipe = "auto",
     config: SettingsFile = None,
     new_account: NewAccount = None,
     track: Track = (),
