@@ -287,6 +287,7 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
             **_data(prepared, "image"),
             "recipe": f"{config.recipe}: {config.rows:,} rows"
             + (f" of expected degree {config.degree:.4g}, {config.sampling} sampling" if config.degree else ""),
+            **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             "features": f"{config.encoder}, "
             + (f"whitened with random images, at most {config.rank} directions" if config.rank else "not whitened"),
             "charged": describe(event),

@@ -73,8 +73,8 @@ def build(name: str, shape: Shape, *, classes: int, seed: int) -> nn.Module:
     """Build the named model with random weights from `seed`, for images (channels, height, width) scaled to [-1, 1].
 
     "timm:NAME" is the model NAME of the timm library. "NAME-centred" is a linear classifier on the features before the
-    head of the model NAME, as rows of norm 1 minus their mean. "NAME@SIDE" is the model NAME on images whose shorter side
-    is first reduced to SIDE pixels.
+    head of the model NAME, as rows of norm 1 minus their mean. "NAME@SIDE" is the model NAME on images whose shorter
+    side is first reduced to SIDE pixels.
     """
     base, computed = at_side(name, shape)
     if base != name:

@@ -81,7 +81,7 @@ class CentredRows(Featured):
         self._rename = getattr(network, "from_published", None)
 
     def from_published(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the network's published weights under their names here, with a centre of zero; the head is left out."""
+        """Return the network's published weights under their names here, without the head and with a centre of 0."""
         if "rest.0.centre" in tensors:
             return tensors  # weights of such a classifier
         tensors = tensors if self._rename is None else self._rename(tensors)

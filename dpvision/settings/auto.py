@@ -4,11 +4,11 @@
     resolve(config, numbers)  the settings of that recipe, with everything that was set by hand
     choose_encoder(numbers)   the encoder of a release
     choose_head(...)          the method that fits a linear classifier to features
-    fit(config, n)            the recipe's own batch, learning rate and steps, for n units
+    fit(config, n)            the recipe's own batch and learning rate, for n units
 
-Nothing here sees an image or a label. The rows of RULES are in the order in which they are tried, and docs/which-recipe.md
-shows them; `python -m benchmarks.auto` measures what they choose beside the other recipes. A setting of the method that is
-given by hand (`by_hand`) makes `auto` the recipe `default`, to which the setting then applies.
+Nothing here sees an image or a label. The rows of RULES are in the order in which they are tried; docs/which-recipe.md
+shows them, and `python -m benchmarks.auto` measures what they choose beside the other recipes. A setting of the method
+that is given by hand (`by_hand`) makes `auto` the recipe `default`, to which the setting then applies.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dpvision.core.events import Budget
+from dpvision.settings import calibrate
 from dpvision.settings.setting import Setting, declared
 from dpvision.settings.training import Config
 
@@ -28,9 +30,10 @@ SMALL_SIDE = 16
 FEATURE_SIDE = 64
 # From this number of units on, the many small steps of scatter-linear are better than the few of scatter-centred.
 MANY_UNITS = 20_000
-# Below this product of n and epsilon, the noise of many steps outweighs what they learn.
-SMALL_DATA = 500
-FEW_STEPS = 4
+# The mean of the features, which have norm 1, is subtracted if the norm of its noise is at most this.
+MOST_NOISE_OF_MEAN = 0.55
+# Fewer features, whose mean has less noise.
+NARROWER = {"patches-1024": "patches-256"}
 # Below this product of n and epsilon, two noisy sums beat many steps on the features of a network.
 ONE_SUM = 10_000
 _NOT_THE_METHOD = {"pretrained", "seed", "device", "precision", "physical", "minutes", "recipe", "chosen_by"}
@@ -44,7 +47,7 @@ class Numbers:
     n: int
     shape: tuple[int, int, int]  # channels, height and width of an image
     epsilon: float
-    unit: str = "image"
+    delta: float = 1e-5
     encoder: str | None = None  # a public network whose weights are at hand
     minutes: float | None = None
 
@@ -88,54 +91,71 @@ RULES = (
     Rule("grey images, fewer units", "scatter-centred", lambda of: True),
 )
 # The models of a recipe, from the most accurate one to the fastest, for --minutes.
-FASTER = {"patches": ("patches-1024", "patches-256"), "scatter-centred": ("scatter-linear-centred", "linear-centred")}
+MODELS = {
+    "linear-centred": ("linear-centred",),
+    "patches": ("patches-1024", "patches-256"),
+    "scatter-linear": ("scatter-linear",),
+    "scatter-centred": ("scatter-linear-centred", "linear-centred"),
+}
 
 
-def choose(of: Numbers, *, seconds: Callable[[str], float] | None = None) -> Choice:
+def choose(of: Numbers, *, width: Callable[[str], int], seconds: Callable[[str], float] = lambda model: 0.0) -> Choice:
     """Return the first rule's recipe that fits the numbers.
 
-    With --minutes, `seconds` predicts the time of a training run with a model on this machine, from random images.
+    `width` is the number of features of a model. With --minutes, `seconds` predicts the time that a model needs for all
+    features on this machine; it is measured on random images.
     """
-    rule = next(rule for rule in RULES if rule.holds(of))
-    changes: dict[str, Any] = {}
-    reason = f"{of.words}: {rule.recipe}"
-    if rule.recipe == "finetune-centred":
-        changes["model"] = f"{of.encoder}-centred"
-    models = models_of(rule.recipe, of)
-    if models and models[0] != usual_model(rule.recipe):
-        changes["model"] = models[0]
+    from dpvision.settings.recipes import recipe
+
+    name = next(rule.recipe for rule in RULES if rule.holds(of))
+    usual, changes, reason = recipe(name, epsilon=of.epsilon), dict[str, Any](), f"{of.words}: {name}"
+    models = models_of(name, of)
+    model = models[0]
+    if model.endswith(f"@{FEATURE_SIDE}"):
         reason += f" at {FEATURE_SIDE} pixels"
-    if of.minutes is not None and seconds is not None and models:
-        fitting = next((name for name in models if seconds(name) <= 60 * of.minutes), models[-1])
-        if fitting != models[0]:
-            changes["model"] = fitting
-            reason += f", with {fitting} for {of.minutes:g} minutes"
-    return Choice(rule.recipe, reason, changes)
+    if of.minutes is not None:
+        model = next((each for each in models if seconds(each) <= 60 * of.minutes), models[-1])
+        if model != models[0]:
+            reason += f", with {model} to take about {of.minutes:g} minutes"
+    base, at, side = model.partition("@")
+    if usual.part == "centred-head" and too_noisy(of, width(model), usual.steps or 1):
+        if base in NARROWER:
+            model = NARROWER[base] + at + side
+            reason += f", with {model}, whose mean has less noise"
+        if too_noisy(of, width(model), usual.steps or 1):
+            changes["part"] = "head"
+            reason += ", without subtracting the mean, which would be mostly noise"
+    if model != MODELS.get(name, ("",))[0]:
+        changes["model"] = model
+    return Choice(name, reason, changes)
 
 
-def usual_model(recipe: str) -> str:
-    """Return the model of a recipe with fixed features, if it is not changed."""
-    return FASTER.get(recipe, (recipe,))[0]
+def too_noisy(of: Numbers, width: int, steps: int) -> bool:
+    """Return whether the mean of rows of norm 1 would be mostly noise, with every unit in each of the steps."""
+    sigma = calibrate.sigma(Budget(of.epsilon, of.delta), rate=1.0, steps=steps)
+    return sigma * math.sqrt(width) / of.n > MOST_NOISE_OF_MEAN
 
 
 def models_of(recipe: str, of: Numbers) -> tuple[str, ...]:
     """Return the models of a recipe, the most accurate first, at the side that features are computed at."""
-    if recipe not in (*FASTER, "scatter-linear"):
-        return ()
-    names = FASTER.get(recipe, ("scatter-linear",))
+    if of.encoder is not None:
+        return (f"{of.encoder}-centred",)
+    names = MODELS[recipe]
     if of.side <= FEATURE_SIDE:
         return names
     return (*(f"{name}@{FEATURE_SIDE}" for name in names), f"{names[-1]}@{FEATURE_SIDE // 2}")
 
 
-def resolve(config: Config, of: Numbers, *, seconds: Callable[[str], float] | None = None) -> Config:
+def resolve(
+    config: Config, of: Numbers, *, width: Callable[[str], int], seconds: Callable[[str], float] = lambda model: 0.0
+) -> Config:
     """Return the settings of the chosen recipe; those that are not of the method stay as they are."""
     from dpvision.settings.recipes import recipe
 
     if config.pretrained and of.encoder is None:
         choice = Choice("default", "weights of another network are given: default")
     else:
-        choice = choose(of, seconds=seconds)
+        choice = choose(of, width=width, seconds=seconds)
     kept = {name: getattr(config, name) for name, about in declared(Config).items() if not of_method(about)}
     del kept["recipe"], kept["chosen_by"]
     base = recipe(choice.recipe, epsilon=config.epsilon)
@@ -155,10 +175,10 @@ def by_hand(names: Collection[str]) -> list[str]:
 
 
 def fit(config: Config, n: int) -> Config:
-    """Fit a recipe's own batch, learning rate and steps to the number of units; those set by hand stay.
+    """Fit a recipe's own batch and learning rate to the number of units; those set by hand stay.
 
-    A batch above n becomes n, and the learning rate shrinks in proportion, as the signal does; it is continuous, and for
-    larger n nothing changes. Where n times epsilon is small, few steps on centred features add less noise.
+    A batch above n becomes n, and the learning rate shrinks in proportion, as the signal does. For larger n nothing
+    changes.
     """
     from dpvision.settings.recipes import RECIPES, recipe
 
@@ -169,8 +189,6 @@ def fit(config: Config, n: int) -> Config:
         changes["batch"] = n
         if config.lr == usual.lr and config.final_noise is None:
             changes["lr"] = config.lr * n / usual.batch
-    if config.part == "centred-head" and config.steps == usual.steps and n * config.epsilon < SMALL_DATA:
-        changes["steps"] = FEW_STEPS
     return replace(config, **changes) if changes else config
 
 
@@ -178,13 +196,13 @@ def choose_encoder(of: Numbers) -> tuple[str, str]:
     """Return the encoder of a release, and the reason."""
     if of.encoder is not None:
         name = of.encoder
-    elif of.side < SMALL_SIDE // 2:
+    elif of.side < SMALL_SIDE // 2 or (of.side < SMALL_SIDE and of.shape[0] == 3):
         name = "pixels"
     else:
         name = "scatter-linear" if of.shape[0] == 1 else "patches-256"
         if of.side > FEATURE_SIDE:
             name += f"@{FEATURE_SIDE}"
-    return name, f"{of.words}: moments of {name}"
+    return name, f"{of.words}: {name}"
 
 
 def choose_head(*, n: int, epsilon: float, public: bool) -> tuple[str, str]:

@@ -64,12 +64,16 @@ class Release:
     recipe: str = setting(
         "moments", group="Model", option=False, help="Settings to start from, by name; `dpvision recipes` lists them."
     )
+    chosen_by: str | None = setting(
+        None, group="Model", option=False,
+        help="If the encoder was not given: the public numbers that it followed from.",
+    )
     kind: str = setting(
         "moments", group="Released rows", option=False, choices=tuple(KINDS),
         help="What is released: noisy moments of each class, noisy mixtures of records, or rows of a published method.",
     )
     encoder: str | None = setting(
-        None, group="Model", shown="scatter-linear for grey images, patches-256 for colour",
+        None, group="Model", shown="a downloaded network; else scatter-linear for grey images, patches-256 for colour",
         help="Encoder that computes the features: pixels, scatter-linear, patches-256, or a network with --weights.",
     )
     weights: str | None = setting(

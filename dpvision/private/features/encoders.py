@@ -95,9 +95,7 @@ def _load(name: str, shape: Shape, weights: str | Path | None, progress: Progres
     model_name = "patches-1024" if name == "patches" else name
     base, computed = at_side(model_name, shape)
     if base in PATCHES and weights is None:
-        weights = dictionary.load_or_compute(
-            dictionary.DictionarySettings(base, computed), home() / "priors", progress
-        )
+        weights = dictionary.load_or_compute(dictionary.DictionarySettings(base, computed), home() / "priors", progress)
     model = build(model_name, shape, classes=2, seed=0).eval()
     parts = before_head(model)
     if not any(True for _ in parts.prefix.parameters()):

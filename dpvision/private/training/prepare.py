@@ -23,7 +23,6 @@ from dpvision.core.events import Event
 from dpvision.core.sampling import PoissonSampler
 from dpvision.data import RULE, Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError
-from dpvision.models import Featured, build
 from dpvision.models.cost import Described, Prediction, count, predict
 from dpvision.models.device import find_device, fix_arithmetic
 from dpvision.models.featured import require_head_last
@@ -32,6 +31,7 @@ from dpvision.models.parts import CENTRE
 from dpvision.private.accounts import overlap
 from dpvision.private.engine import Public
 from dpvision.private.features import cache
+from dpvision.private.training.choice import choose_recipe
 from dpvision.private.training.network import Network
 from dpvision.private.training.private_sum import count_units, fetcher
 from dpvision.private.training.public_inputs import PublicInputs, read_public_inputs, require_every_class
@@ -39,11 +39,7 @@ from dpvision.private.training.state import software
 from dpvision.settings import auto
 from dpvision.settings.setting import reading_options, with_share
 from dpvision.settings.training import WAYS, Config
-from dpvision.storage import weights as public_weights
-from dpvision.storage.weights import network_at_hand
 from dpvision.views import Views
-
-TRIED = 16  # images, to measure the time of features
 
 
 @dataclass(frozen=True)
@@ -266,7 +262,7 @@ def prepare_read(
     config = with_share(config, data.test_share, source=source)
     units = count_units(data.train, config.unit)
     if config.recipe == auto.AUTO:
-        config = _choose(config, data, units, device)
+        config = choose_recipe(config, data, units, device)
     complete = config.complete(units)
     require_every_class(data.train, data.classes, data.name, "Fix: leave it out of the classes, or add images")
     fingerprint, in_order, digests = identify(data.train)
@@ -281,41 +277,6 @@ def prepare_read(
     network.build()  # raises the errors for unknown names, wrong files and impossible parts
     prepared.views()
     return prepared
-
-
-def _choose(config: Config, data: Dataset, units: int, device: torch.device) -> Config:
-    """Return the settings that the rule of `auto` chooses, from public numbers and the weights on this machine."""
-    height, width, channels = data.train.images.shape[1:]
-    encoder = network_at_hand(config.pretrained)
-    numbers = auto.Numbers(
-        n=config.n or units,
-        shape=(channels, height, width),
-        epsilon=config.epsilon,
-        unit=config.unit,
-        encoder=encoder,
-        minutes=config.minutes,
-    )
-    images = sum(len(split) for split in (data.train, data.test) if split is not None)
-
-    def seconds(model: str) -> float:
-        return images * seconds_per_image(model, numbers.shape, len(data.classes), device)
-
-    resolved = auto.resolve(config, numbers, seconds=seconds)
-    if encoder is not None and resolved.recipe == "finetune-centred" and not resolved.pretrained:
-        resolved = replace(resolved, pretrained=str(public_weights.find(encoder)))
-    return resolved
-
-
-def seconds_per_image(model: str, shape: tuple[int, int, int], classes: int, device: torch.device) -> float:
-    """Measure the time that a model needs for the features of an image, on random images."""
-    network = build(model, shape, classes=classes, seed=0).to(device)
-    assert isinstance(network, Featured)
-    images = (torch.rand(TRIED * torch.get_num_threads(), *shape) * 2 - 1).to(device)
-    with torch.no_grad():
-        network.features(images)  # the first call has setup costs
-        began = time.perf_counter()
-        network.features(images).cpu()
-    return (time.perf_counter() - began) / len(images)
 
 
 def _require_one_person_each(split: Split, sketch: overlap.Sketch, source: str) -> None:

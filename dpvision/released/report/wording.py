@@ -281,6 +281,8 @@ def chosen_by_hand(config: Config) -> list[str] | None:
         return None
     # Settings that describe the data, or that follow from other settings, are not a choice against the recipe.
     usual = replace(usual, **{k: getattr(config, k) for k, of in declared(Config).items() if not of.on_card})
+    if config.chosen_by is not None:  # by public numbers, with the reason
+        usual = replace(usual, model=config.model, part=config.part)
     if config.head is not None:  # on features, recipes leave the choice of the head to dpvision
         usual = replace(usual, head="auto")
     with suppress(ConfigError):  # the recipe may not fit these data, such as a batch above n

@@ -79,7 +79,7 @@ def scatter_linear() -> Config:
 
 
 def scatter_centred() -> Config:
-    """A linear classifier on scattering features as rows of norm 1, centred by their mean, which the first step estimates.
+    """A linear classifier on scattering features of norm 1, centred by their mean, which the first step estimates.
 
     Paper: none; the features of Tramèr and Boneh 2021 with the head of `patches`. For thousands of grey images: few
     steps over all of them, and a learning rate that follows from n and epsilon.
