@@ -414,9 +414,12 @@ def merge(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
     from dpvision.settings import auto
 
     values = check_values(type(base), changes, source=source)
-    if values.get("recipe", base.recipe) == auto.AUTO and (names := auto.by_hand(values)):
-        values["recipe"] = "default"
-        values["chosen_by"] = f"auto: settings are given by hand ({', '.join(names)}): default"
+    if names := auto.by_hand(values):
+        if values.get("recipe", base.recipe) == auto.AUTO:
+            values["recipe"] = "default"
+            values["chosen_by"] = f"auto: settings are given by hand ({', '.join(names)}): default"
+        elif base.recipe != "default":
+            values.setdefault("chosen_by", None)
     if "lr" in values and values.setdefault("final_noise", None) is not None:
         raise ConfigError(f"{source}: lr and final_noise both set the learning rate. Fix: leave one of them out.")
     if values.get("batch") is not None:
