@@ -183,6 +183,7 @@ def show_training(
             else f"every {config.unit} in every step",
             "device": f"{prepared.device}, {config.precision}",
             "time": time,
+            **_disk(prepared),
             "steps": f"{config.steps:,} ({sampler.rate * sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": _guarantee(event, config.delta),
@@ -210,6 +211,21 @@ def show_training(
         channels, height, width = prepared.shape
         say(f"  note: the public images were converted to {height}x{width} pixels of {channels} channels.")
     _notes(prepared, accounts)
+
+
+def _disk(prepared: Prepared) -> dict[str, str]:
+    """Return the row about the disk space of features that are still to be computed, if there are any."""
+    import shutil
+
+    from dpvision.storage.home import home
+
+    size = prepared.bytes_of_features()
+    if not size:
+        return {}
+    place = next(folder for folder in (home(), *home().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    warning = "" if size < free else ": NOT ENOUGH. Fix: set DPVISION_HOME to a larger disk, or --minutes"
+    return {"disk": f"{size / 1e9:.2g} GB for features in {home() / 'features'}, {free / 1e9:.2g} GB free{warning}"}
 
 
 def _time_here(prepared: Prepared, ranks: int) -> str:

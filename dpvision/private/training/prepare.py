@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -216,6 +217,16 @@ class Prepared:
         model = network.build()
         cost = count(*network.learner(model), network.input_shape(model))
         return predict(cost, device, batch=self.sampler.batch, views=config.views, precision=config.precision)
+
+    def bytes_of_features(self) -> int:
+        """Return the disk space that features will take that are not cached yet; 0 without a frozen part."""
+        model = self.network.build()
+        parts = self.network.split(model)
+        if parts is None:
+            return 0
+        splits = [s for s in (self.data.train, self.data.test) if s is not None]
+        missing = sum(cache.count_missing(self.network.features_key(s, parts), len(s)) for s in splits)
+        return 4 * missing * math.prod(cache.shape_of(parts, self.shape))
 
     def estimate_seconds(self, *, ranks: int = 1) -> float:
         """Estimate the time for missing features and all steps on this machine, without testing."""
