@@ -31,6 +31,7 @@ TRAINED = {
     "probe": "the head and the normalisation before it",
     "bias": "the biases and the head",
 }
+FIXED = ("linear", "scatter-linear")  # networks whose features have no weights
 _TRAINING, _RELEASE = declared(Config), declared(Release)
 
 
@@ -409,7 +410,8 @@ def _input_rows(config: Config) -> dict[str, str]:
     if config.assist != "none":
         rows["assisted"] = f"{WAYS[config.assist].title.format(config)}; public batches of {config.public_batch}"
     if config.part != "all":
-        rest = "" if config.pretrained or config.prior else "; the others keep random initial values (no --pretrained)"
+        fixed = config.pretrained or config.prior or str(config.model).startswith(FIXED)
+        rest = "" if fixed else "; the others keep random initial values (no --pretrained)"
         rows["trained"] = TRAINED[config.part] + rest
     if config.canaries:
         rows["canaries"] = (
