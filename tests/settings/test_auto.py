@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError
@@ -111,8 +112,6 @@ def test_the_choice_sees_no_image_and_no_label(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("DPVISION_HOME", str(tmp_path))
     one, other = images(300, GREY, seed=1), images(300, GREY, seed=2)
     other = replace(other, train=replace(other.train, labels=(np.asarray(other.train.labels) + 1) % 2))
-    import torch
-
     chosen = [choose_recipe(recipe("auto"), data, 300, torch.device("cpu")) for data in (one, other)]
     assert chosen[0] == chosen[1]
     assert choose_encoder(one, n=300, epsilon=1.0) == choose_encoder(other, n=300, epsilon=1.0)
@@ -126,6 +125,12 @@ def test_a_prepared_run_names_the_resolved_recipe(monkeypatch: pytest.MonkeyPatc
     assert "auto" not in to_dict(prepared.config)["recipe"]
     by_name = replace(recipe("linear-centred"), epsilon=3.0, n=400)
     assert prepare_read(images(300, (1, 12, 12)), by_name, source="arrays").config.hash() == prepared.config.hash()
+
+
+def test_minutes_are_refused_where_they_would_do_nothing() -> None:
+    for base in (recipe("patches"), merge(recipe("auto"), {"lr": 1.0}, source="test")):
+        with pytest.raises(ConfigError, match="minutes is 5"):
+            prepare_read(images(300, GREY), replace(base, minutes=5.0, epsilon=3.0), source="arrays")
 
 
 def test_release_encoders() -> None:

@@ -55,8 +55,12 @@ from dpvision.storage.home import computing, count_threads, use_threads
 
 # The settings that a user can choose; everything else about a head follows from these and from public numbers.
 SETTABLE = {"head", "epsilon", "delta", "n", "classes", "steps", "clip", "release", "synthetic", "budget"}
-SETTABLE |= {"chosen_by", "minutes"}
-SETTABLE |= {"licence", "public_licence", "device"}  # the device is only checked: heads are computed on the CPU
+SETTABLE |= {
+    "chosen_by",
+    "licence",
+    "public_licence",
+    "device",
+}  # the device is only checked: heads are computed on the CPU
 NAMES = {"descent": "gd", "newton": "newton", "moments": "moments", "lda": "lda"}
 # lda uses a private covariance if the number of images times epsilon exceeds this value times the number of columns.
 # (Accuracy with and without one, on pixels of MNIST, 784 columns: 84% and 82% at 8, 87% and 82% at 38; on pixels of

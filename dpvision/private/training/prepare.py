@@ -274,6 +274,11 @@ def prepare_read(
     units = count_units(data.train, config.unit)
     if config.recipe == auto.AUTO:
         config = choose_recipe(config, data, units, device)
+    elif config.minutes is not None and (config.chosen_by is None or config.recipe == "default"):
+        raise ConfigError(
+            f"minutes is {config.minutes:g}, but recipe {config.recipe} is not fitted to a time. Fix: leave --minutes "
+            "out, or use --recipe auto without settings of the method."
+        )
     complete = config.complete(units)
     require_every_class(data.train, data.classes, data.name, "Fix: leave it out of the classes, or add images")
     fingerprint, in_order, digests = identify(data.train)
