@@ -143,7 +143,7 @@ def test_release_encoders() -> None:
 
 def test_heads() -> None:
     assert auto.choose_head(n=50_000, epsilon=1.0, public=False)[0] == "descent"
-    assert auto.choose_head(n=50_000, epsilon=0.1, public=False)[0] == "lda"
+    assert auto.choose_head(n=1_437, epsilon=0.1, public=False)[0] == "lda"
     assert auto.choose_head(n=100, epsilon=0.1, public=True)[0] == "newton"
     assert Config(head="auto", epsilon=3.0).complete(50_000).head == "descent"
 
