@@ -127,7 +127,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
     """An image classifier whose fit reveals a bounded amount about any single training image.
 
     epsilon, delta   privacy budget of one fit; the account of the images (see `account`) bounds all fits together
-    recipe           name of a recipe that `dpvision recipes` lists; None: "default"
+    recipe           name of a recipe that `dpvision recipes` lists; None: "auto", by public numbers
     classes          the classes, or their number if they are 0 to k - 1. None: read from y, with a warning
     n                number of images, as a public number. None: read from X, and stated on the card
     model, lr, steps, batch, clip    individual settings of a run, for a search; None: those of the recipe
@@ -201,7 +201,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         given = self._given("n", "model", "lr", "steps", "batch", "clip", "budget")
         if self.device != "auto":
             given["device"] = self.device
-        return merge(recipe_of(self.recipe or "default", epsilon=self.epsilon), given, source="PrivateImageClassifier")
+        return merge(recipe_of(self.recipe or "auto", epsilon=self.epsilon), given, source="PrivateImageClassifier")
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
         check_is_fitted(self)

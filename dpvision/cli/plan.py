@@ -31,6 +31,7 @@ TRAINED = {
     "probe": "the head and the normalisation before it",
     "bias": "the biases and the head",
 }
+FIXED = ("linear", "scatter-linear")  # networks whose features have no weights
 _TRAINING, _RELEASE = declared(Config), declared(Release)
 
 
@@ -201,12 +202,14 @@ def show_training(
         {
             **_data(prepared, config.unit),
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
+            **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             **_input_rows(config),
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
             if sampler.rate < 1
             else f"every {config.unit} in every step",
             "device": f"{prepared.device}, {config.precision}",
             "time": time,
+            **_disk(prepared),
             "steps": f"{config.steps:,} ({sampler.rate * sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": _guarantee(event, config.delta),
@@ -234,6 +237,21 @@ def show_training(
         channels, height, width = prepared.shape
         say(f"  note: the public images were converted to {height}x{width} pixels of {channels} channels.")
     _notes(prepared, accounts)
+
+
+def _disk(prepared: Prepared) -> dict[str, str]:
+    """Return the row about the disk space of features that are still to be computed, if there are any."""
+    import shutil
+
+    from dpvision.storage.home import home
+
+    size = prepared.bytes_of_features()
+    if not size:
+        return {}
+    place = next(folder for folder in (home(), *home().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    warning = "" if size < free else ": NOT ENOUGH. Fix: set DPVISION_HOME to a larger disk, or --minutes"
+    return {"disk": f"{size / 1e9:.2g} GB for features in {home() / 'features'}, {free / 1e9:.2g} GB free{warning}"}
 
 
 def _time_here(prepared: Prepared, ranks: int) -> str:
@@ -268,6 +286,7 @@ def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
         {
             "data": f"{data.name}: rows of {prepared.shape[2]:,} features, {len(data.classes)} classes",
             "unit": f"image (one row); n = {config.n:,} rows",
+            **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             "head": f"{config.head}: the mean row, then {config.steps - 1:,} more noisy "
             + ("sum" if config.steps == 2 else "sums"),
             **_input_rows(config),
@@ -310,6 +329,7 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
             **_data(prepared, "image"),
             "recipe": f"{config.recipe}: {config.rows:,} rows"
             + (f" of expected degree {config.degree:.4g}, {config.sampling} sampling" if config.degree else ""),
+            **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             "features": f"{config.encoder}, "
             + (f"whitened with random images, at most {config.rank} directions" if config.rank else "not whitened"),
             "charged": describe(event),
@@ -415,7 +435,8 @@ def _input_rows(config: Config) -> dict[str, str]:
     if config.assist != "none":
         rows["assisted"] = f"{WAYS[config.assist].title.format(config)}; public batches of {config.public_batch}"
     if config.part != "all":
-        rest = "" if config.pretrained or config.prior else "; the others keep random initial values (no --pretrained)"
+        fixed = config.pretrained or config.prior or str(config.model).startswith(FIXED)
+        rest = "" if fixed else "; the others keep random initial values (no --pretrained)"
         rows["trained"] = TRAINED[config.part] + rest
     if config.canaries:
         rows["canaries"] = (

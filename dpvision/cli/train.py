@@ -57,7 +57,7 @@ def train(
     /,
     *,
     out: RunFolder = None,
-    recipe: Recipe = "default",
+    recipe: Recipe = "auto",
     config: SettingsFile = None,
     new_account: NewAccount = None,
     track: Track = (),
@@ -260,6 +260,7 @@ def _train_to(to: Path | Run, prepared: Any, track: tuple[str, ...] = (), **begi
 def show_result(run: Run, paths: list[Path]) -> None:
     """Print the accuracy of a finished run and what it reveals, both of which are also in its card and report."""
     from dpvision.released import evaluation
+    from dpvision.released.advice import advise
     from dpvision.released.report import sentence
     from dpvision.storage.run_folder import read_json
 
@@ -278,6 +279,8 @@ def show_result(run: Run, paths: list[Path]) -> None:
     screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
     if figures and (warning := evaluation.warning(figures, classes)):
         screen.say(f"WARNING: {warning}")
+    for line in advise(card):
+        screen.say(f"what would help: {line}")
 
 
 def _display(show: Show) -> Any:

@@ -44,7 +44,7 @@ def sigma_of(
             f"no noise multiplier keeps this within epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
             f"{describe(event(MAX_SIGMA))}. Fix: fewer steps, or a larger epsilon or delta."
         )
-    return _confirmed(value, budget, event, before, 1 + PRECISION, confirm=confirm)
+    return _confirm(value, budget, event, before, 1 + PRECISION, confirm=confirm)
 
 
 def sigma_for_attack(success: float, *, chance: float, rate: float, steps: int) -> float:

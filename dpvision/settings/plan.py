@@ -9,7 +9,7 @@ from typing import Any
 from dpvision.core import accountant
 from dpvision.core.events import Budget, PoissonGaussian
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate, gdp, meaning, quick
+from dpvision.settings import auto, calibrate, gdp, meaning, quick
 from dpvision.settings.figures import describe, round_down
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import with_changes
@@ -17,9 +17,6 @@ from dpvision.settings.training import HEAD_ON_FEATURES, Config
 
 # Default number of noisy sums of a head on features: the mean row, and then steps or one vector of class statistics.
 HEAD_SUMS = {"descent": 100, "newton": 21, "moments": 2, "lda": 2}
-# Below this product of n and epsilon, the noise of many steps outweighs what they learn (digits, 1,437 images: at
-# epsilon 0.1, lda reached 39% and descent 14%; at 0.5, they reached 83% and 85%).
-SMALL_DATA = 500
 # Descent: the noise allowed in the final weights, for rows of norm 1 and scores that are logits; and the largest
 # learning rate. Along a row of norm 1, the loss has curvature at most 1/2, so plain descent is stable up to 4.
 NOISE_OF_SCORES, LARGEST_RATE = 0.5, 4.0
@@ -213,6 +210,7 @@ def complete(config: Config, n: int) -> Config:
         raise ConfigError(f"n is {n}: private training needs at least 2 units.")
     if config.head is not None:
         return _complete_head(config, n)
+    config = auto.fit(config, n)
     model = config.model or ("patches-1024" if config.prior or config.recipe == "patches" else default_model(n))
     prior = config.prior or ("patches" if model.startswith("patches-") and not config.pretrained else None)
     batch = n if config.full_batch else default_batch(n) if config.batch is None else config.batch
@@ -260,7 +258,8 @@ def _complete_head(config: Config, n: int) -> Config:
     _require_small_delta(config, n)
     head = config.head
     if head == "auto":
-        head = "newton" if config.synthetic else "lda" if n * config.epsilon < SMALL_DATA else "descent"
+        head, reason = auto.choose_head(n=n, epsilon=config.epsilon, public=bool(config.synthetic))
+        config = replace(config, chosen_by=f"auto: {reason}")
     assert head in HEAD_SUMS
     steps = HEAD_SUMS[head] if config.steps is None else config.steps
     if steps < 2 or (HEAD_SUMS[head] == 2 and steps != 2):

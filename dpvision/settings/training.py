@@ -76,6 +76,10 @@ class Config:
         "default", group="Model", option=False, on_card=False,
         help="Settings to start from, by name; `dpvision recipes` lists them.",
     )
+    chosen_by: str | None = setting(
+        None, group="Model", option=False, names_branch="never", on_card=False,
+        help="If `auto` chose the recipe: the public numbers that it followed from.",
+    )
     model: str | None = setting(
         None, group="Model", tunable=True, shown="linear below 5,000 units, else small-cnn",
         help="Network to train, such as small-cnn, wrn-16-4 or scatter-linear.",
@@ -154,6 +158,10 @@ class Config:
         None, group="Optimisation", above=0, resumable=True, tunable=True,
         shown="30 expected passes over the data, 50 below 5,000 units",
         help="Number of training steps.",
+    )
+    minutes: float | None = setting(
+        None, group="Optimisation", above=0, names_branch="never", on_card=False, shown="no limit",
+        help="With the recipe auto: choose a model whose training takes at most about this time on this machine.",
     )
     sigma: float | None = setting(
         None, group="Privacy", above=0, resumable=True, on_card=False, shown="smallest that keeps epsilon",
@@ -320,11 +328,6 @@ class Config:
             )
         if self.full_batch and self.batch not in (None, self.n):
             raise ConfigError(f"full_batch is set, but batch is {self.batch}. Fix: leave one of them out.")
-        if self.batch is not None and self.n is not None and self.batch > self.n:
-            raise ConfigError(
-                f"batch is {self.batch} and n is {self.n}: the expected batch cannot exceed n. Fix: use a "
-                "smaller --batch."
-            )
 
     @property
     def views(self) -> int:
@@ -404,8 +407,19 @@ class Config:
 
 
 def merge(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
-    """Return `base` with `changes`, which are checked; an unknown key is an error with a suggestion."""
+    """Return `base` with `changes`, which are checked; an unknown key is an error with a suggestion.
+
+    Changes of the method by hand replace the recipe `auto` by `default`.
+    """
+    from dpvision.settings import auto
+
     values = check_values(type(base), changes, source=source)
+    if names := auto.by_hand(values):
+        if values.get("recipe", base.recipe) == auto.AUTO:
+            values["recipe"] = "default"
+            values["chosen_by"] = f"auto: settings are given by hand ({', '.join(names)}): default"
+        elif base.recipe != "default":
+            values.setdefault("chosen_by", None)
     if "lr" in values and values.setdefault("final_noise", None) is not None:
         raise ConfigError(f"{source}: lr and final_noise both set the learning rate. Fix: leave one of them out.")
     if values.get("batch") is not None:

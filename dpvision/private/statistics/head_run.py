@@ -46,6 +46,7 @@ from dpvision.private.training.public_inputs import PublicInputs, require_every_
 from dpvision.private.training.state import State
 from dpvision.private.training.train import Outcome, facts_of, require_same_data
 from dpvision.released import evaluation, report
+from dpvision.settings import auto
 from dpvision.settings.recipes import recipe
 from dpvision.settings.setting import to_dict
 from dpvision.settings.training import HEAD_ON_FEATURES, Config
@@ -54,7 +55,12 @@ from dpvision.storage.home import computing, count_threads, use_threads
 
 # The settings that a user can choose; everything else about a head follows from these and from public numbers.
 SETTABLE = {"head", "epsilon", "delta", "n", "classes", "steps", "clip", "release", "synthetic", "budget"}
-SETTABLE |= {"licence", "public_licence", "device"}  # the device is only checked: heads are computed on the CPU
+SETTABLE |= {
+    "chosen_by",
+    "licence",
+    "public_licence",
+    "device",
+}  # the device is only checked: heads are computed on the CPU
 NAMES = {"descent": "gd", "newton": "newton", "moments": "moments", "lda": "lda"}
 # lda uses a private covariance if the number of images times epsilon exceeds this value times the number of columns.
 # (Accuracy with and without one, on pixels of MNIST, 784 columns: 84% and 82% at 8, 87% and 82% at 38; on pixels of
@@ -99,6 +105,8 @@ class PreparedHead:
 
 def prepare(source: str, config: Config) -> PreparedHead:
     """Read the rows and complete the settings. Facts that were not declared are read from the data and listed."""
+    if config.recipe == auto.AUTO:
+        config = replace(config, recipe="default")
     if config.model != HEAD_ON_FEATURES:  # not the complete settings of an existing run
         usual = vars(recipe("default", epsilon=config.epsilon))
         for name in sorted(k for k, v in vars(config).items() if k not in SETTABLE and v != usual[k]):

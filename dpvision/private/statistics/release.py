@@ -44,6 +44,7 @@ from dpvision.private.statistics.baselines.synthesis import Synthesis
 from dpvision.private.statistics.mechanism import Description, Mechanism, Output
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import MomentsMechanism
+from dpvision.private.training.choice import choose_encoder
 from dpvision.released import folder as folders
 from dpvision.released import report
 from dpvision.released.learners import DiscriminantLearner, LinearLearner
@@ -112,6 +113,9 @@ def prepare(source: str, settings: Release) -> PreparedRelease:
 
 def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRelease:
     """Prepare a release of data in memory."""
+    if settings.encoder is None and settings.weights is None:
+        encoder, reason = choose_encoder(data, n=settings.n or len(data.train), epsilon=settings.epsilon)
+        settings = replace(settings, encoder=encoder, chosen_by=f"auto: {reason}")
     if settings.weights is not None or public_weights.is_name(settings.encoder or ""):
         settings = replace(settings, weights=str(public_weights.resolve(settings.weights or str(settings.encoder))))
     known = settings.n or settings.class_counts or (not data.inferred and source == "digits")

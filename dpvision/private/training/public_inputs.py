@@ -17,7 +17,7 @@ import numpy as np
 from dpvision.core.events import Event, from_json, to_json
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError
-from dpvision.models import digest_file
+from dpvision.models import at_side, digest_file
 from dpvision.private.accounts.accounts import require_not_in_provenance
 from dpvision.public import dictionary, provenance
 from dpvision.settings.training import Config
@@ -121,7 +121,7 @@ def _load_or_build_prior(
     """Return the file of weights built from random images of the data's shape, with its name and digest."""
     height, width, channels = data.train.images.shape[1:]
     assert config.model  # complete
-    settings = dictionary.DictionarySettings(config.model, (channels, height, width))
+    settings = dictionary.DictionarySettings(*at_side(config.model, (channels, height, width)))
     path = dictionary.load_or_compute(settings, home() / "priors", progress)
     name = f"{settings.model} of {settings.process}, seed {settings.seed}"
     return str(path), {"file": name, "digest": digest_file(path)}

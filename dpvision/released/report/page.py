@@ -13,6 +13,7 @@ from dpvision.core.account import Account
 from dpvision.core.events import Composed, Event, from_json
 from dpvision.errors import DataError
 from dpvision.released import evaluation
+from dpvision.released.advice import advise
 from dpvision.released.evaluation import Point, summary
 from dpvision.released.folder import FinishedRelease
 from dpvision.released.report import cards, guarantee, pictures, tables, wording
@@ -29,7 +30,7 @@ MAX_CONFUSED = 10
 SHADES = (0.0, 0.05, 0.2, 0.5, 0.8)
 # Parts that only the page of a run, or only that of a release, has.
 ABSENT = dict.fromkeys(
-    ("note", "known", "references", "test", "use", "learners", "phases", "charges", "earlier", "bar")
+    ("note", "known", "references", "test", "use", "learners", "advice", "phases", "charges", "earlier", "bar")
 )
 
 
@@ -55,6 +56,7 @@ def run_page(
             (recipe, f"{r.epsilon:g}", percent(r.accuracy), f"{r.runs}") for recipe, rs in results.items() for r in rs
         ],
         test=_test_section(test, examples or [], card),
+        advice=advise(card),
         phases=tables.phases(card),
         figures=tables.overview(card, test),
         public=tables.public(card),

@@ -281,16 +281,21 @@ def chosen_by_hand(config: Config) -> list[str] | None:
     from dpvision.settings.recipes import recipe
 
     try:
-        usual = recipe(config.recipe, epsilon=config.epsilon)
+        usual = own = recipe(config.recipe, epsilon=config.epsilon)
     except ConfigError:
         return None
     # Settings that describe the data, or that follow from other settings, are not a choice against the recipe.
     usual = replace(usual, **{k: getattr(config, k) for k, of in declared(Config).items() if not of.on_card})
+    if config.chosen_by is not None and config.recipe != "default":  # by public numbers, with the reason
+        usual = replace(usual, model=config.model, part=config.part)
     if config.head is not None:  # on features, recipes leave the choice of the head to dpvision
         usual = replace(usual, head="auto")
-    with suppress(ConfigError):  # the recipe may not fit these data, such as a batch above n
+    with suppress(ConfigError):  # the recipe may not suit these data
         usual = replace(usual, n=config.n).complete(config.n or 0)
-    differ = [f.name for f in fields(Config) if getattr(config, f.name) != getattr(usual, f.name)]
+    # A recipe's own batch and learning rate are fitted to n, unless another setting by hand makes that unnecessary.
+    differ = [
+        f.name for f in fields(Config) if getattr(config, f.name) not in (getattr(usual, f.name), getattr(own, f.name))
+    ]
     return [name for name in differ if getattr(usual, name) is not None and name != "final_noise"]
 
 

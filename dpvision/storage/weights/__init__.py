@@ -10,7 +10,18 @@ incomplete or wrong file is never used.
 """
 
 from dpvision.storage.weights.registry import NETWORKS, PublicWeights, entry_of, is_name
-from dpvision.storage.weights.store import Fetched, Record, describe, find, get, identify, path_of, record_of, resolve
+from dpvision.storage.weights.store import (
+    Fetched,
+    Record,
+    describe,
+    find,
+    get,
+    identify,
+    network_at_hand,
+    path_of,
+    record_of,
+    resolve,
+)
 
 __all__ = [
     "NETWORKS",
@@ -23,6 +34,7 @@ __all__ = [
     "get",
     "identify",
     "is_name",
+    "network_at_hand",
     "path_of",
     "record_of",
     "resolve",

@@ -89,6 +89,21 @@ def find(name: str) -> Path:
     return path
 
 
+def network_at_hand(given: str | None = None) -> str | None:
+    """Return the name of the network whose weights are given, or of the first downloaded one; None if there is none.
+
+    The order is that of the registry. Weights that were not downloaded by name are not recognised.
+    """
+    from dpvision.storage.weights.registry import NETWORKS
+
+    for name, entry in NETWORKS.items():
+        path, record = path_of(entry), record_of(entry)
+        here = record is not None and path.is_file() and path.stat().st_size == record.size
+        if here and (given is None or name == given or path.resolve() == Path(given).resolve()):
+            return name
+    return None
+
+
 def identify(path: Path, digest: str) -> PublicWeights | None:
     """Return the public weights with this BLAKE2b digest, if they were downloaded by name on this machine.
 
