@@ -368,7 +368,7 @@ def test_what_must_not_leave_is_not_signed(made: Path, tmp_path: Path, monkeypat
     (run / "features.safetensors").unlink()
     release = Path(shutil.copytree(made / "release", tmp_path / "release"))
     save_file({"features": np.zeros((2, 3), np.float32)}, release / "features.safetensors")
-    with pytest.raises(DataError, match="are not those of its rows"):
+    with pytest.raises(DataError, match="do not match its rows"):
         sign(release, key, signer="x")
     (run / "card.md").unlink()
     (run / "card.md").symlink_to(made / "run" / "card.md")
