@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from dpvision.cli import screen
 from dpvision.cli.app import Json, flag, option, verb
-from dpvision.errors import PrivacyError
+from dpvision.errors import DataError, PrivacyError
 
 
 @verb
@@ -30,10 +30,13 @@ def evidence(
 
     place = Path(os.path.abspath(folder))
     card = _card(place, write=not json)
-    if json:
-        screen.as_json(document.collect(card))
-        return
-    path = document.write(place, card)
+    try:
+        if json:
+            screen.as_json(document.collect(card))
+            return
+        path = document.write(place, card)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:  # a forged card
+        raise DataError(f"{place / 'card.json'}: not a valid card ({exc!r}). Fix: copy the folder again.") from exc
     counts = document.count(card)
     screen.say(
         f"wrote {path}: {counts['answered']:,} questions are answered from this {_noun(card)}, "

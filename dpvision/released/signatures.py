@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -112,7 +112,7 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     _require_apart(path)
     try:
         key = load_pem_private_key(data, password=None)
-    except (ValueError, TypeError) as exc:  # a TypeError for an encrypted key
+    except (ValueError, TypeError, UnsupportedAlgorithm) as exc:  # a TypeError for an encrypted key
         raise ConfigError(
             f"{path}: not a private key in PEM format without a passphrase. Fix: `--new-key` makes one."
         ) from exc
@@ -128,7 +128,7 @@ def read_public_key(given: str) -> str:
     try:
         data = files.read(Path(given), most=MAX_KEY)
         key = load_pem_public_key(data)
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, UnsupportedAlgorithm) as exc:
         hint = " This is a private key: it must never leave the signer." if "PRIVATE KEY" in _peek(given) else ""
         raise ConfigError(
             f"{given[:200]}: neither a public key in PEM format nor 64 hexadecimal digits.{hint} Fix: the signer's "

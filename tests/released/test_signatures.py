@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -353,6 +354,18 @@ def test_keys_are_files_of_their_owner_outside_of_runs(made: Path, tmp_path: Pat
         path.chmod(0o600)
         with pytest.raises(ConfigError, match=r"not an Ed25519 key|without a passphrase"):
             read_key(path)
+
+
+def test_damaged_keys_are_one_clear_error(made: Path, tmp_path: Path) -> None:
+    """Every byte of a key, changed: another key, or a message."""
+    for name, read in (("ours.pub", lambda p: read_public_key(str(p))), ("ours.key", read_key)):
+        data = (made / "keys" / name).read_bytes()
+        path = tmp_path / name
+        for place in range(len(data)):
+            path.write_bytes(data[:place] + bytes([data[place] ^ 6]) + data[place + 1 :])
+            path.chmod(0o600)
+            with suppress(ConfigError):
+                read(path)
 
 
 def test_what_must_not_leave_is_not_signed(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

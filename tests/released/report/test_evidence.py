@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def everything(made: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The card of a small release, made by the verb."""
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small release, made by the verb."""
     from dpvision.cli.release import release as make_release
 
     place = tmp_path_factory.mktemp("evidence")
@@ -40,7 +41,12 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setenv("DPVISION_HOME", str(place / "home"))
         patch.delenv("DPVISION_TEST_KEY", raising=False)
         make_release("digits", epsilon=3.0, encoder="pixels", rows=200, out=place / "released")
-    return dict(json.loads((place / "released" / "card.json").read_text()))
+    return place / "released"
+
+
+@pytest.fixture(scope="module")
+def release(released: Path) -> dict[str, Any]:
+    return dict(json.loads((released / "card.json").read_text()))
 
 
 def test_every_answer_names_entries_that_the_card_has(
@@ -155,3 +161,24 @@ def test_the_verb_writes_the_document_and_the_card_that_it_rests_on(
     text = (run.folder / "evidence.html").read_text()
     assert NAME in text and "ward-7" not in text
     assert call(["evidence", str(tmp_path)], monkeypatch) == 2
+
+
+@pytest.mark.parametrize("entry", [{"features": {}}, {"n": "many"}, {"image_shape": 3}, {"tuning": 7}])
+def test_a_forged_card_of_a_release_is_one_clear_error(
+    entry: dict[str, Any],
+    released: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = Path(shutil.copytree(released, tmp_path / "copy"))
+    made = json.loads((folder / "card.json").read_text())
+    assert call(["evidence", str(folder)], monkeypatch) == 0
+    (folder / "card.json").write_text(json.dumps(made | entry))
+    (folder / "evidence.html").unlink()
+    code = call(["evidence", str(folder)], monkeypatch)
+    if "tuning" in entry:  # is computed, not taken from the file
+        assert code == 0 and "not counted" in (folder / "evidence.html").read_text()
+    else:
+        assert code == 3 and "card.json: not a valid card" in capsys.readouterr().err
+        assert not (folder / "evidence.html").exists()
