@@ -106,7 +106,7 @@ def _build_reduced(name: str, reduced: Shape, shape: Shape, classes: int, seed: 
     if not isinstance(model, Featured):
         raise ConfigError(
             f"{name} learns from pixels, not from features that are computed once, so it does not reduce images of "
-            f"{shape[1]}x{shape[2]}. Fix: a model with fixed features, such as patches-1024; or --size for image files."
+            f"{shape[1]}x{shape[2]}. Fix: use a model with fixed features, such as patches-1024, or --size for files."
         )
     model.reduced_to = reduced[1:]
     return model

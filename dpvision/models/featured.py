@@ -165,7 +165,7 @@ def shape_at(side: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
     shorter = min(height, width)
     if side >= shorter:
         raise ConfigError(
-            f"@{side}: would not reduce images of {height}x{width} pixels. Fix: the name without @{side}."
+            f"@{side}: would not reduce images of {height}x{width} pixels. Fix: use the name without @{side}."
         )
     return channels, max(1, round(height * side / shorter)), max(1, round(width * side / shorter))
 

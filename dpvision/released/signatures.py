@@ -86,7 +86,7 @@ def make_key(path: Path) -> Path:
     """Write a new private key, readable by its owner only, and its public key next to it; return the latter's path."""
     public = path.with_suffix(".pub")
     if path.suffix == ".pub" or any(os.path.lexists(p) for p in (path, public)):
-        raise ConfigError(f"{path}: --new-key needs a new name, also for {public.name}. Fix: another --key.")
+        raise ConfigError(f"{path}: --new-key needs a new name, also for {public.name}. Fix: use another --key.")
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}. Fix: create it first.")
     _require_apart(path)
@@ -131,11 +131,11 @@ def read_public_key(given: str) -> str:
     except (OSError, ValueError, UnsupportedAlgorithm) as exc:
         hint = " This is a private key: it must never leave the signer." if "PRIVATE KEY" in _peek(given) else ""
         raise ConfigError(
-            f"{given[:200]}: neither a public key in PEM format nor 64 hexadecimal digits.{hint} Fix: the signer's "
-            ".pub file."
+            f"{given[:200]}: neither a public key in PEM format nor 64 hexadecimal digits.{hint} Fix: use the "
+            "signer's .pub file."
         ) from exc
     if not isinstance(key, Ed25519PublicKey):
-        raise ConfigError(f"{given}: not an Ed25519 key. Fix: the signer's .pub file.")
+        raise ConfigError(f"{given}: not an Ed25519 key. Fix: use the signer's .pub file.")
     return _as_hex(key)
 
 

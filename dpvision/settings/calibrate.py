@@ -42,7 +42,7 @@ def sigma_of(
     if value is None:
         raise ConfigError(
             f"no noise multiplier keeps this within epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
-            f"{describe(event(MAX_SIGMA))}. Fix: fewer steps, or a larger epsilon or delta."
+            f"{describe(event(MAX_SIGMA))}. Fix: use fewer steps, or a larger epsilon or delta."
         )
     return _confirm(value, budget, event, before, 1 + PRECISION, confirm=confirm)
 
@@ -59,7 +59,7 @@ def sigma_for_attack(success: float, *, chance: float, rate: float, steps: int) 
     if value is None:
         raise ConfigError(
             f"no noise multiplier keeps the success of attacks at {success:g} for a chance of {chance:g} over "
-            f"{steps:,} steps. Fix: fewer steps, or a larger success."
+            f"{steps:,} steps. Fix: use fewer steps, or a larger success."
         )
     return value
 

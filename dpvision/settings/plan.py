@@ -104,7 +104,7 @@ def _epsilon_for_attack(success: float, chance: float, *, rate: float, steps: in
     epsilon = round_down(quick.epsilon(PoissonGaussian(rate, sigma, steps), delta))
     if not 0 < epsilon < math.inf:
         raise ConfigError(
-            f"no epsilon at delta {delta:g} keeps the success of attacks at {success:g}. Fix: a larger "
+            f"no epsilon at delta {delta:g} keeps the success of attacks at {success:g}. Fix: use a larger "
             "--attack-success, or another --delta."
         )
     return epsilon
