@@ -127,7 +127,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
     """An image classifier whose fit reveals a bounded amount about any single training image.
 
     epsilon, delta   privacy budget of one fit; the account of the images (see `account`) bounds all fits together
-    recipe           name of a recipe that `dpvision recipes` lists; None: "default"
+    recipe           name of a recipe that `dpvision recipes` lists; None: "auto", by public numbers
     classes          the classes, or their number if they are 0 to k - 1. None: read from y, with a warning
     n                number of images, as a public number. None: read from X, and stated on the card
     model, lr, steps, batch, clip    individual settings of a run, for a search; None: those of the recipe
@@ -185,7 +185,8 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         epsilon = accountant.epsilon(prepared.event(), prepared.config.delta)
         if epsilon > prepared.config.epsilon:
             raise PrivacyError(
-                f"the settings give epsilon {epsilon:.4f}, more than the requested {self.epsilon:g}. Fix: more noise."
+                f"the settings give epsilon {epsilon:.4f}, more than the requested {self.epsilon:g}. Fix: use "
+                "more noise."
             )
         accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         with key_of_fit() as key_name:
@@ -200,7 +201,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         given = self._given("n", "model", "lr", "steps", "batch", "clip", "budget")
         if self.device != "auto":
             given["device"] = self.device
-        return merge(recipe_of(self.recipe or "default", epsilon=self.epsilon), given, source="PrivateImageClassifier")
+        return merge(recipe_of(self.recipe or "auto", epsilon=self.epsilon), given, source="PrivateImageClassifier")
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
         check_is_fitted(self)
@@ -338,7 +339,7 @@ def _find_accounts(account: str | None, fingerprint: str, sketch: overlap.Sketch
             _warn(
                 f"this fit is charged to account {known.id}, which has {len(known.charges)} charges and has spent "
                 f"epsilon {upper(known.spent())} of {known.budget.epsilon:g}: every fit on the same images counts, "
-                "also those of a search or a cross-validation."
+                "including those of a search or a cross-validation."
             )
     return accounts
 

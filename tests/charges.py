@@ -1,4 +1,4 @@
-"""Charges on ledgers of their own, which are on the disk for as long as the process lives."""
+"""Charges on ledgers of their own, which are on disk for as long as the process lives."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ milliseconds, and can be killed, starved of memory or of disk, without harm to a
         job = server.start("train", data, "--epsilon", 3, home=home)
         code, out, err = server.wait(job)
 
-A child can be told to kill itself (SIGKILL) just before its n-th change to the file system below a folder (`die_at`):
-all states that a kill can leave on the disk, but for half-written buffers, lie between two such changes.
+A child can be asked to kill itself (SIGKILL) just before its n-th change to the file system below a folder (`die_at`):
+all states that a kill can leave on disk, but for half-written buffers, lie between two such changes.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class ForkServer:
             os.kill(job.pid, signal.SIGKILL)
             self.ended(job, within=60)
             raise TimeoutError(f"still running after {seconds:g} s")
-        return code, *said(job)
+        return code, *read_output(job)
 
     def run(self, *words: str | Path | float, home: Path, **options: Any) -> tuple[int, str, str]:
         return self.wait(self.start(*words, home=home, **options))
@@ -161,7 +161,7 @@ class ForkServer:
         return json.loads(self._process.stdout.readline())
 
 
-def said(job: Job) -> tuple[str, str]:
+def read_output(job: Job) -> tuple[str, str]:
     """(output, errors) so far: nothing of a child that was killed before it could open its files."""
     paths = (job.place / name for name in ("out", "err"))
     out, err = (path.read_text("utf-8", errors="replace") if path.exists() else "" for path in paths)
@@ -332,14 +332,14 @@ def _changed(event: str, arguments: tuple[Any, ...]) -> list[Any]:
     """The files that an event changes, by their true names; open files by their numbers."""
     own = event in IN_THEIR_PLACE or (event == "open" and bool(arguments[2] & os.O_NOFOLLOW))  # a link is refused
     both = {"os.rename": arguments[:2], "os.link": arguments[:2], "os.symlink": arguments[1:2]}
-    found = []
+    results = []
     for path in both.get(event, arguments[:1]):
         if not isinstance(path, int):
             folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
             whole = os.path.join(os.path.realpath(folder), name)
             path = whole if own else os.path.realpath(whole)
-        found.append(path)
-    return found
+        results.append(path)
+    return results
 
 
 def _escaped(event: str, arguments: tuple[Any, ...]) -> None:

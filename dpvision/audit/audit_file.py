@@ -103,7 +103,7 @@ def _is_same(stated: float | None, proved: float) -> bool:
 
 
 def _section(schema: dict[str, Any], content: Any) -> dict[str, Any]:
-    section = _typed(schema, content, "a section")
+    section = _check_types(schema, content, "a section")
     epsilons = (section["epsilon_at_least"], section["epsilon_proved"] or 0.0, section.get("epsilon_tested", 0.0))
     if not all(0 <= x <= LARGEST_EPSILON for x in epsilons) or not all(
         0 < section[x] < 1 for x in ("delta", "confidence")
@@ -116,14 +116,14 @@ def _section(schema: dict[str, Any], content: Any) -> dict[str, Any]:
     return {**section, "refuted": section["refuted"] or (limit is not None and section["epsilon_at_least"] > limit)}
 
 
-def _typed(schema: dict[str, Any], content: Any, where: str) -> dict[str, Any]:
+def _check_types(schema: dict[str, Any], content: Any, where: str) -> dict[str, Any]:
     if not isinstance(content, dict) or set(content) != set(schema):
         raise ValueError(f"{where} has missing or unknown fields")
     checked: dict[str, Any] = {}
     for name, kind in schema.items():
         value = content[name]
         if isinstance(kind, dict):
-            checked[name] = _typed(kind, value, name)
+            checked[name] = _check_types(kind, value, name)
         elif type(value) not in (kind if isinstance(kind, tuple) else (kind,)):
             raise ValueError(f"{name} has the wrong type")
         elif isinstance(value, float) and not math.isfinite(value):

@@ -183,7 +183,7 @@ def estimate(without: ArrayLike, with_record: ArrayLike, *, delta: float, confid
     _check(delta, confidence)
     out, into = checked_scores("without", without), checked_scores("with_record", with_record)
     spread = math.sqrt((out.var(ddof=1) + into.var(ddof=1)) / 2)
-    if not spread > 0:  # also if it is NaN, because a score is infinite
+    if not spread > 0:  # including NaN, if a score is infinite
         raise ConfigError("the scores of an estimate must be finite and not all equal. Fix: use lower_bound.")
     mu = float(into.mean() - out.mean()) / spread
     reach = float(ndtri((1 + confidence) / 2)) * _standard_error(out, into, mu, spread)

@@ -86,7 +86,7 @@ def load_subject(
     records = data.require_split(split, source=source)
     if not private:
         splits = [data.train] if records is data.train else [data.train, records]
-        require_not_private(source, splits, fix="--private with the folder of a run, or public images")
+        require_not_private(source, splits, fix="use --private with the folder of a run, or use public images")
     train_only(whole, part)
     rows = np.random.default_rng(seed).permutation(len(records))[:most]
     rows.sort()  # packed data are read sequentially
@@ -177,7 +177,7 @@ def choose_output(weights: Path, out: Path, *, private: bool) -> Output:
             )
         folder = run.operator / out
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ConfigError(f"{folder}: exists already. Fix: choose another --out.")
+        raise ConfigError(f"{folder}: already exists. Fix: choose another --out.")
     return Output(folder, private)
 
 

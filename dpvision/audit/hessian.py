@@ -73,7 +73,9 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     """Return the trainable parameters of a model; refuse a model without any."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise ConfigError("the model has no trainable parameter. Fix: requires_grad_() on the parameters of interest.")
+        raise ConfigError(
+            "the model has no trainable parameter. Fix: call requires_grad_() on the parameters of interest."
+        )
     return parameters
 
 

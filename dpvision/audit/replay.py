@@ -173,7 +173,7 @@ def _compare_calls(one: NoiseCall, other: NoiseCall, *, slack: float, by_rows: b
         violations.append(Violation("shape", f"{one.total.shape} at {one.use}, for the neighbour {other.total.shape}"))
         return violations
     moved, limit = distance(one, other, by_rows=by_rows), one.sensitivity * (1 + ROUNDING + slack)
-    if not moved <= limit:  # also if it is NaN
+    if not moved <= limit:  # including NaN
         violations.append(Violation("sum", f"moved by {moved:.9g} at {one.use}, with a sensitivity of {limit:.9g}"))
     return violations
 

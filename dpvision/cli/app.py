@@ -22,7 +22,7 @@ VERBS = {
     "Use": ("train", "resume", "predict", "eval", "export", "release", "features"),
     "Data": ("check", "data", "ledger", "plan"),
     "Public data": ("images", "pretrain", "synth", "warm", "weights"),
-    "Evidence": ("audit", "report", "board", "tune", "geometry", "study", "recipes"),
+    "Evidence": ("audit", "report", "evidence", "sign", "verify", "board", "tune", "geometry", "study", "recipes"),
     "Help": ("completion",),
 }
 _GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate(VERBS)}
@@ -296,7 +296,7 @@ def require_epsilon(*places: Iterable[str], whom: str) -> None:
     if not any("epsilon" in place for place in places):
         raise ConfigError(
             f"--epsilon is missing: how much may be revealed about {whom} is your decision, so there is no default. "
-            "Fix: --epsilon 1 for a strong guarantee, 3 for a moderate one, or 8 for a weak one."
+            "Fix: use --epsilon 1 for a strong guarantee, 3 for a moderate one, or 8 for a weak one."
         )
 
 
@@ -339,7 +339,9 @@ def main() -> None:
         if isinstance(exc, RuntimeError) and "DefaultCPUAllocator" not in str(exc):
             raise
         _fail(
-            "out of memory. Fix: a smaller batch, model or image size, or a machine with more memory.", 3, debug=debug
+            "out of memory. Fix: use a smaller batch, model or image size, or a machine with more memory.",
+            3,
+            debug=debug,
         )
 
 

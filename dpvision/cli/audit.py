@@ -55,7 +55,7 @@ def audit(
     or `dpvision audit releases/1 digits --operator attacked`
     """
     if runs < 100:
-        raise ConfigError(f"--runs {runs}: fewer than 100 canaries show nothing. Fix: --runs 10000.")
+        raise ConfigError(f"--runs {runs}: fewer than 100 canaries show nothing. Fix: use --runs 10000.")
     if not 0.5 <= confidence < 1:
         raise ConfigError(f"--confidence {confidence}: it must be at least 0.5 and below 1, such as 0.95.")
     place = Path(os.path.abspath(folder))
@@ -93,7 +93,7 @@ def _require_fitting_options(
             "--operator and --weights are for releases; a run has its own operator/ and weights. Fix: leave them out."
         )
     elif shadows is not None and data is None:
-        raise ConfigError("--shadows needs the data of the run. Fix: `dpvision audit RUN DATA --shadows 8`.")
+        raise ConfigError("--shadows needs the data of the run. Fix: run `dpvision audit RUN DATA --shadows 8`.")
 
 
 def _audit_run(
@@ -114,7 +114,7 @@ def _audit_run(
             f"{place}: is a tuning run, but an audit needs a single run. Fix: audit a run with the chosen settings."
         )
     if folder.facts().get("complete") is not True:
-        raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
+        raise ConfigError(f"{place}: the run is not finished. Fix: {folder.advise()}.")
     event = from_json(fact(folder.facts(), "event", dict))
     one_run = read_audits(place, event, config).get("one_run")
     # Whatever a card would refuse is refused before anything is computed or written.
@@ -171,7 +171,7 @@ def _audit_release(
     if operator is not None and operator.resolve().is_relative_to(place.resolve()):
         raise ConfigError(f"--operator {operator}: is inside the release. Fix: use a folder outside of it.")
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
-        raise ConfigError(f"--operator {operator}: is the folder of a release or a run. Fix: a folder of its own.")
+        raise ConfigError(f"--operator {operator}: is the folder of a release or a run. Fix: use a separate folder.")
     losses = None
     if data is not None:  # unusable data are refused before anything is written
         with screen.progress("computing losses") as show:
@@ -203,13 +203,13 @@ def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, conf
     from dpvision.audit import audit_file, membership, pictures
     from dpvision.audit.bounds import ENOUGH_DRAWS, judge
     from dpvision.core import accountant, files
-    from dpvision.released.report.guarantee import most_true_positives
     from dpvision.settings.figures import lower, upper
+    from dpvision.settings.meaning import attack_success
 
     finding, proved = judge(scores, delta=delta, confidence=confidence), accountant.epsilon(event, delta)
     audit_file.write_section(place, "mechanism", finding.as_section(proved=proved))
     rates = [10 ** (-4 + 4 * i / 200) for i in range(201)]
-    allowed = (rates, most_true_positives(scores.claimed, rates))
+    allowed = (rates, attack_success(scores.claimed, rates))
     curve = membership.roc_curve(scores.with_record, scores.without)
     picture = pictures.plot_roc({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
     files.write(place / "audit.svg", picture, mode=0o644)
@@ -425,7 +425,7 @@ def study(
     from dpvision.storage.run_folder import Run
 
     if not folders:
-        raise ConfigError("study needs a run that was trained with --study. Fix: `dpvision study RUN`.")
+        raise ConfigError("study needs a run that was trained with --study. Fix: run `dpvision study RUN`.")
     runs = [Run(Path(os.path.abspath(f))) for f in folders]
     out = out or runs[0].operator / "gradients.svg"
     for name, deviation in plot(runs, out).items():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dpvision.core.account import Account
     from dpvision.data import Findings
 
-MAX_SIZES = 5  # to print, of images of many sizes
+MAX_SIZES = 5  # the number of sizes to print if there are many
 
 data_verb = verb_with_parts("data", "Pack a data set into one store, or split off a public part.")
 
@@ -163,9 +163,9 @@ def ledger(
         option("Privacy", "Set the privacy budget (epsilon) of the data set over all runs.", default="none"),
     ] = None,
     delta: Annotated[
-        float | None, option("Privacy", "Delta of that budget, with --set-budget.", default="as it was, or 1e-5")
+        float | None, option("Privacy", "Delta of that budget, with --set-budget.", default="unchanged, or 1e-5")
     ] = None,
-    drop_plan: Annotated[bool, flag("Privacy", "Forget planned runs for which nothing was charged yet.")] = False,
+    drop_plan: Annotated[bool, flag("Privacy", "Drop planned runs that have not been charged yet.")] = False,
     classes: Classes = None,
     size: Size = None,
     skip_broken: SkipBroken = None,
@@ -174,7 +174,7 @@ def ledger(
     columns: Columns = None,
     json: Json = False,
 ) -> None:
-    """Show what was spent of a data set's privacy budget, by all runs.
+    """Show how much of a data set's privacy budget all runs have spent.
 
     Example: `dpvision ledger digits`, or, a decision of the data's owner, `dpvision ledger digits --set-budget 10`
     """

@@ -41,7 +41,7 @@ def predict(
     """Classify images with a trained model.
 
     The output has one line per image, with the columns file, class, probability and problem. For a file that cannot be
-    read, the column `problem` has the reason, and the exit code is 3 at the end. Images are read in small batches, so
+    read, the column `problem` gives the reason, and the exit code at the end is 3. Images are read in small batches, so
     their number is not limited by memory.
 
     Example: `dpvision predict runs/first new_photos --probabilities --out guesses.csv`

@@ -31,10 +31,11 @@ TRAINED = {
     "probe": "the head and the normalisation before it",
     "bias": "the biases and the head",
 }
+FIXED = ("linear", "scatter-linear")  # networks whose features have no weights
 _TRAINING, _RELEASE = declared(Config), declared(Release)
 
 
-def _solved(name: str, *, of: dict[str, Any] = _TRAINING, default: str | None = None) -> Any:
+def _solvable_option(name: str, *, of: dict[str, Any] = _TRAINING, default: str | None = None) -> Any:
     """Describe an option by the declaration of a setting, with its effective default."""
     return like(of[name], show_default=default or of[name].default_text)
 
@@ -46,11 +47,24 @@ plan_verb = verb_with_parts("plan")
 def plan(
     *,
     n: Annotated[int, like(_TRAINING["n"])],
-    batch: Annotated[int | None, _solved("batch")] = None,
-    steps: Annotated[int | None, _solved("steps")] = None,
-    epsilon: Annotated[float | None, _solved("epsilon", default="computed if --sigma is given")] = None,
-    sigma: Annotated[float | None, _solved("sigma", default="computed if --epsilon is given")] = None,
+    batch: Annotated[int | None, _solvable_option("batch")] = None,
+    steps: Annotated[int | None, _solvable_option("steps")] = None,
+    epsilon: Annotated[
+        float | None, _solvable_option("epsilon", default="computed if --sigma or --attack-success is given")
+    ] = None,
+    sigma: Annotated[float | None, _solvable_option("sigma", default="computed if --epsilon is given")] = None,
     delta: Annotated[float, like(_TRAINING["delta"])] = 1e-5,
+    attack_success: Annotated[
+        float | None,
+        option(
+            "Privacy",
+            "Share of the members that the best membership test may find: compute the largest such epsilon.",
+            default="none",
+        ),
+    ] = None,
+    at_fpr: Annotated[
+        float, option("Privacy", "With --attack-success: share of non-members that the test wrongly reports.")
+    ] = 0.01,
     confirm: Annotated[
         bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")
     ] = False,
@@ -72,13 +86,25 @@ def plan(
     """Compute noise from epsilon, or epsilon from noise, without data.
 
     Give all but one of batch, steps, epsilon and sigma to compute the missing one. The answer never exceeds epsilon.
+    Without epsilon and sigma, --attack-success computes both from what an attack may achieve.
 
-    Example: `dpvision plan --n 50000 --batch 4096 --steps 875 --epsilon 1 --delta 1e-5 --json`
+    Example: `dpvision plan --n 50000 --batch 4096 --steps 875 --epsilon 1 --delta 1e-5 --json`, or
+    `dpvision plan --n 50000 --attack-success 0.05 --at-fpr 0.01`
     """
     from dpvision.settings.plan import plan as solve
     from dpvision.settings.plan import scaled_down
 
-    answer = solve(n=n, batch=batch, steps=steps, epsilon=epsilon, sigma=sigma, delta=delta, confirm=confirm)
+    answer = solve(
+        n=n,
+        batch=batch,
+        steps=steps,
+        epsilon=epsilon,
+        sigma=sigma,
+        delta=delta,
+        attack_success=attack_success,
+        at_fpr=at_fpr,
+        confirm=confirm,
+    )
     if scale_down is not None:
         answer["rehearsal"] = scaled_down(answer, scale_down)
     if describe_device is not None:
@@ -103,8 +129,8 @@ def release(
     recipe: Annotated[
         str, like(_RELEASE["recipe"], help=f"{_RELEASE['recipe'].help} The default of `dpvision release` is moments.")
     ] = "neuromix",
-    rows: Annotated[int | None, _solved("rows", of=_RELEASE)] = None,
-    degree: Annotated[float | None, _solved("degree", of=_RELEASE)] = None,
+    rows: Annotated[int | None, _solvable_option("rows", of=_RELEASE)] = None,
+    degree: Annotated[float | None, _solvable_option("degree", of=_RELEASE)] = None,
     delta: Annotated[float, like(_RELEASE["delta"])] = 1e-5,
     json: Json = False,
 ) -> None:
@@ -138,7 +164,7 @@ def _estimate(
     from dpvision.models.cost import Described, count, predict
 
     if model is None:
-        raise ConfigError("--describe-device needs to know which network is trained. Fix: --model NAME.")
+        raise ConfigError("--describe-device needs to know which network is trained. Fix: use --model NAME.")
     device = Described.read(path)
     network = build(model, shape, classes=classes, seed=0)
     cost = count(network, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), shape)
@@ -176,12 +202,14 @@ def show_training(
         {
             **_data(prepared, config.unit),
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
+            **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             **_input_rows(config),
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
             if sampler.rate < 1
             else f"every {config.unit} in every step",
             "device": f"{prepared.device}, {config.precision}",
             "time": time,
+            **_disk(prepared),
             "steps": f"{config.steps:,} ({sampler.rate * sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": _guarantee(event, config.delta),
@@ -203,12 +231,27 @@ def show_training(
     if config.assist in ("dope", "mirror") and config.lr > 1:
         say(
             f"  note: {config.assist} adds public gradients, which are not clipped: lr {config.lr:g} is likely too "
-            "large. Fix: --lr 0.5."
+            "large. Fix: use --lr 0.5."
         )
     if prepared.public.images is not None and prepared.public.images.originals is not None:
         channels, height, width = prepared.shape
         say(f"  note: the public images were converted to {height}x{width} pixels of {channels} channels.")
     _notes(prepared, accounts)
+
+
+def _disk(prepared: Prepared) -> dict[str, str]:
+    """Return the row about the disk space of features that are still to be computed, if there are any."""
+    import shutil
+
+    from dpvision.storage.home import home
+
+    size = prepared.bytes_of_features()
+    if not size:
+        return {}
+    place = next(folder for folder in (home(), *home().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    warning = "" if size < free else ": NOT ENOUGH. Fix: set DPVISION_HOME to a larger disk, or --minutes"
+    return {"disk": f"{size / 1e9:.2g} GB for features in {home() / 'features'}, {free / 1e9:.2g} GB free{warning}"}
 
 
 def _time_here(prepared: Prepared, ranks: int) -> str:
@@ -243,6 +286,7 @@ def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
         {
             "data": f"{data.name}: rows of {prepared.shape[2]:,} features, {len(data.classes)} classes",
             "unit": f"image (one row); n = {config.n:,} rows",
+            **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             "head": f"{config.head}: the mean row, then {config.steps - 1:,} more noisy "
             + ("sum" if config.steps == 2 else "sums"),
             **_input_rows(config),
@@ -285,6 +329,7 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
             **_data(prepared, "image"),
             "recipe": f"{config.recipe}: {config.rows:,} rows"
             + (f" of expected degree {config.degree:.4g}, {config.sampling} sampling" if config.degree else ""),
+            **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             "features": f"{config.encoder}, "
             + (f"whitened with random images, at most {config.rank} directions" if config.rank else "not whitened"),
             "charged": describe(event),
@@ -390,7 +435,8 @@ def _input_rows(config: Config) -> dict[str, str]:
     if config.assist != "none":
         rows["assisted"] = f"{WAYS[config.assist].title.format(config)}; public batches of {config.public_batch}"
     if config.part != "all":
-        rest = "" if config.pretrained or config.prior else "; the others keep random initial values (no --pretrained)"
+        fixed = config.pretrained or config.prior or str(config.model).startswith(FIXED)
+        rest = "" if fixed else "; the others keep random initial values (no --pretrained)"
         rows["trained"] = TRAINED[config.part] + rest
     if config.canaries:
         rows["canaries"] = (

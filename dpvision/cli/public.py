@@ -64,7 +64,7 @@ def images(
 @takes(PretrainSettings, common=False)
 def pretrain(
     *,
-    out: Annotated[Path, out_option("Folder to write the weights to; interrupted work in it is continued.")],
+    out: Annotated[Path, out_option("Folder to write the weights to; interrupted work in it is resumed.")],
     size: Annotated[int, like(declared(PretrainSettings)["side"], name="--size")] = PretrainSettings.side,
     count: Annotated[int, like(declared(PretrainSettings)["images"], name="--count")] = PretrainSettings.images,
     workers: Annotated[int, option("Optimisation", "Number of processor cores to generate images with.")] = 1,
@@ -73,9 +73,9 @@ def pretrain(
 ) -> None:
     """Train a network on random images, for `train --pretrained`.
 
-    It uses no labels and no private images. Ctrl-C stops it, and the same command continues it. A patches model is not
-    trained: only its dictionary is computed, which takes a minute at 64 pixels per side (longer for larger images), and
-    of the settings only --process, --size and --seed matter.
+    It uses no labels and no private images. Press Ctrl-C to stop, and run the same command again to continue. A patches
+    model is not trained: only its dictionary is computed, which takes a minute at 64 pixels per side (longer for larger
+    images), and of the settings only --process, --size and --seed matter.
 
     Example: `dpvision pretrain --model wrn-10-1 --process dead-leaves-mixed --hidden 512 --steps 2000 --out prior`
     """
@@ -104,7 +104,7 @@ def pretrain(
             report=screen.say,
         )
     if not done:
-        screen.say(f"stopped; the same command continues it (its state is in {out})")
+        screen.say(f"stopped; run the same command again to continue (its state is in {out})")
         sys.exit(130)
     first, last = (
         retrieval_accuracy(trunk.to(place), settings.process, side=size, first=count, seed=settings.seed, device=place)
@@ -143,7 +143,7 @@ def warm(
     public: PublicImages,
     /,
     *,
-    out: Annotated[Path, out_option("Folder to write the weights to; interrupted work in it is continued.")],
+    out: Annotated[Path, out_option("Folder to write the weights to; interrupted work in it is resumed.")],
     also: Annotated[
         list[str] | None,
         option("Data", "More public images to train on, such as synthetic ones; may be repeated.", default="none"),
@@ -164,8 +164,8 @@ def warm(
     """Train a network on public images, for `train --pretrained`.
 
     This costs no epsilon: only the training images of PUBLIC and --also are read, and their owners must have consented.
-    Ctrl-C stops it, and the same command continues it. If --also was synthesised from all of PUBLIC, the accuracy on
-    held-out images is too optimistic.
+    Press Ctrl-C to stop, and run the same command again to continue. If --also was synthesised from all of PUBLIC, the
+    accuracy on held-out images is too optimistic.
 
     Example: `dpvision warm parts/public.npz --also synthetic.npz --balance --model wrn-10-1 --out warmed`
     """
@@ -196,7 +196,7 @@ def warm(
             report=screen.say,
         )
     if not done:
-        screen.say(f"stopped; the same command continues it (its state is in {out})")
+        screen.say(f"stopped; run the same command again to continue (its state is in {out})")
         sys.exit(130)
     _show_warm_up(out, chosen.model)
 

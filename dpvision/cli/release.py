@@ -141,7 +141,7 @@ def features(
     from dpvision.released.folder import write_arrays
 
     if out.exists() or out.suffix != ".safetensors":
-        raise ConfigError(f"{out}: must be a new file whose name ends in .safetensors. Fix: another --out.")
+        raise ConfigError(f"{out}: must be a new file whose name ends in .safetensors. Fix: use another --out.")
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: create it first, or use another --out.")
     place = find_device(device, report=screen.say)

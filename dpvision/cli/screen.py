@@ -89,7 +89,7 @@ def in_percent(show: Show) -> Callable[[str, int, int], None]:
 
 def stop(state: object) -> NoReturn:
     """Report that the work was stopped on request and can be continued, and exit."""
-    say(f"stopped; the same command continues it (its state is in {state})")
+    say(f"stopped; run the same command again to continue (its state is in {state})")
     sys.exit(130)
 
 

@@ -75,7 +75,7 @@ def fit(
     public: PublicImages,
     /,
     *,
-    out: Annotated[Path, out_option("Folder to write the model to; interrupted work in it is continued.")],
+    out: Annotated[Path, out_option("Folder to write the model to; interrupted work in it is resumed.")],
     size: Annotated[
         str, option("Model", "Size of the U-Net: tiny, small, medium or paper (56 million weights).")
     ] = "small",
@@ -91,8 +91,8 @@ def fit(
 ) -> None:
     """Fit a diffusion model to a few PUBLIC images, to sample any number of new images of each class.
 
-    Ctrl-C stops it, and the same command continues it; more --steps continue a finished model, too. Sheets of samples
-    (grid-STEP.png) are written during training.
+    Press Ctrl-C to stop, and run the same command again to continue; a larger --steps continues a finished model.
+    Sheets of samples (grid-STEP.png) are written during training.
 
     Example: `dpvision synth fit parts/public.npz --steps 8000 --out edm`
     """
@@ -141,7 +141,7 @@ def guide(
     public: PublicImages,
     /,
     *,
-    out: Annotated[Path, out_option("Folder to write the guide to; interrupted work in it is continued.")],
+    out: Annotated[Path, out_option("Folder to write the guide to; interrupted work in it is resumed.")],
     resize: Resize = None,
     device: Device = "auto",
     consented: Consented = False,
@@ -149,7 +149,7 @@ def guide(
 ) -> None:
     """Fit a discriminator between PUBLIC images and samples of a model, to make later samples more realistic.
 
-    Ctrl-C stops it, and the same command continues it.
+    Press Ctrl-C to stop, and run the same command again to continue.
 
     Example: `dpvision synth guide edm parts/public.npz --out guide`, then
     `dpvision synth sample edm --guide guide --count 50000 --out guided.npz`
@@ -180,7 +180,7 @@ def sample(
     /,
     *,
     count: Annotated[int, option("Output", "Number of images in total; each class gets the same number.")],
-    out: Annotated[Path, out_option("File to write (.npz); an interrupted one is continued.")],
+    out: Annotated[Path, out_option("File to write (.npz); an interrupted one is resumed.")],
     sampler: Annotated[
         Literal["heun", "euler", "ancestral"] | None,
         option("Model", "Sampling method.", default="heun for edm, ancestral for ddpm"),
@@ -201,7 +201,7 @@ def sample(
 ) -> None:
     """Sample new images from a model fitted by `synth fit`, the same number of each class.
 
-    Ctrl-C stops it, and the same command continues it, even after a kill.
+    Press Ctrl-C to stop, and run the same command again to continue, even after a kill.
 
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
@@ -249,7 +249,7 @@ def _read_public(source: str, size: int | None, *, consented: bool) -> tuple[Any
 def _stop(state: Path) -> None:
     from dpvision.cli import screen
 
-    screen.say(f"stopped; the same command continues it (its state is in {state})")
+    screen.say(f"stopped; run the same command again to continue (its state is in {state})")
     sys.exit(130)
 
 
@@ -302,9 +302,9 @@ def quality(
     picture = out.with_suffix(".png")
     for path in (out, picture):
         if path.exists():
-            raise ConfigError(f"{path}: exists already. Fix: another --out.")
+            raise ConfigError(f"{path}: already exists. Fix: use another --out.")
     if picture == out:
-        raise ConfigError(f"{out}: this name is needed for the picture. Fix: --out quality.json.")
+        raise ConfigError(f"{out}: this name is needed for the picture. Fix: use --out quality.json.")
     from dpvision.cli import screen
     from dpvision.core import files
     from dpvision.data import Split, load
@@ -323,7 +323,7 @@ def quality(
         splits: dict[str, Split | None] = {"train": data.train, "val": data.val, "test": data.test}
         reference = splits[split]
         if reference is None:
-            raise DataError(f"{real}: has no {split} split. Fix: --split train.")
+            raise DataError(f"{real}: has no {split} split. Fix: use --split train.")
         drawn = load(synthetic, classes=list(data.classes), size=size, test_share=0).train
         model = model or ("resnet-9-small" if min(reference.images.shape[1:3]) >= 16 else "small-cnn")
         measured = evaluate(

@@ -57,7 +57,7 @@ def train(
     /,
     *,
     out: RunFolder = None,
-    recipe: Recipe = "default",
+    recipe: Recipe = "auto",
     config: SettingsFile = None,
     new_account: NewAccount = None,
     track: Track = (),
@@ -120,7 +120,7 @@ def train(
         if settings.recipe.startswith("dp-randp") and not settings.pretrained:
             screen.say(
                 f"note: recipe {settings.recipe} is meant to start from pretrained weights, but none are given, so it "
-                "starts from random weights. Fix: `dpvision pretrain`, then --pretrained PRIOR/weights.safetensors."
+                "starts from random weights. Fix: run `dpvision pretrain`, then --pretrained PRIOR/weights.safetensors."
             )
     if plan:
         require_room_for_canaries(prepared)
@@ -260,6 +260,7 @@ def _train_to(to: Path | Run, prepared: Any, track: tuple[str, ...] = (), **begi
 def show_result(run: Run, paths: list[Path]) -> None:
     """Print the accuracy of a finished run and what it reveals, both of which are also in its card and report."""
     from dpvision.released import evaluation
+    from dpvision.released.advice import advise
     from dpvision.released.report import sentence
     from dpvision.storage.run_folder import read_json
 
@@ -278,6 +279,8 @@ def show_result(run: Run, paths: list[Path]) -> None:
     screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
     if figures and (warning := evaluation.warning(figures, classes)):
         screen.say(f"WARNING: {warning}")
+    for line in advise(card):
+        screen.say(f"what would help: {line}")
 
 
 def _display(show: Show) -> Any:
@@ -353,10 +356,10 @@ def board(
     from dpvision.released.report.board import write
 
     if not folders:
-        raise ConfigError("board needs at least one run. Fix: `dpvision board runs`.")
+        raise ConfigError("board needs at least one run. Fix: run `dpvision board runs`.")
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(
-            f"{out}: is a folder, or its folder does not exist. Fix: --out board.html, in a folder that exists."
+            f"{out}: is a folder, or its folder does not exist. Fix: use --out board.html, in a folder that exists."
         )
     out = Path(os.path.abspath(out))
     screen.say(f"wrote {out}: {write(list(folders), out):,} runs")

@@ -106,7 +106,7 @@ def _values(text: str) -> tuple[str, list[Any]]:
     """Parse an option such as lr=0.5,1 into a name and its values: numbers, true, false, or else words."""
     name, _, values = text.partition("=")
     if not name.strip() or not values.strip():
-        raise ConfigError(f"--grid {text}: it must be a setting with its values. Fix: --grid lr=0.5,1,2.")
+        raise ConfigError(f"--grid {text}: it must be a setting with its values. Fix: use --grid lr=0.5,1,2.")
     name = name.strip().replace("-", "_")
     of = declared(Config).get(name)
     read = _value if of is None or of.from_text is None else of.from_text
@@ -166,6 +166,6 @@ def recipes(
         return
     target = out or Path(f"{name}.toml")
     if target.exists():
-        raise ConfigError(f"{target}: exists already. Fix: another --out.")
+        raise ConfigError(f"{target}: already exists. Fix: use another --out.")
     files.write(target, text, mode=0o644)
     screen.say(f"wrote {target}; use it with `dpvision {verb_name} DATA --epsilon EPSILON --config {target}`")

@@ -1,4 +1,4 @@
-"""weights: public networks by name, downloaded once and checked."""
+"""The verb weights: public networks by name, downloaded once and verified."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Name = Annotated[str, Parameter(help="Name of public weights, as `dpvision weigh
 def show(*, json: Json = False) -> None:
     """List the public networks: source, licence, what they were trained on, and which are on this machine.
 
-    A pinned digest is in dpvision itself. Without one, the first file is trusted, and later files must be equal to it.
+    Pinned digests are part of dpvision. Without one, the first file is trusted, and later files must match it.
 
     Example: `dpvision weights list`
     """
     from dpvision.cli import screen
     from dpvision.storage.weights import NETWORKS, path_of, record_of
 
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for entry in NETWORKS.values():
         path, record = path_of(entry), record_of(entry)
         here = record is not None and path.is_file() and path.stat().st_size == record.size
         facts = {**asdict(entry), "source": entry.source, "path": str(path), "here": here}
-        found.append({**facts, "recorded": asdict(record) if record else None})
+        entries.append({**facts, "recorded": asdict(record) if record else None})
     if json:
-        screen.as_json(found)
+        screen.as_json(entries)
         return
     screen.grid(
         ["name", "features", "MB", "licence", "digest", "here"],
@@ -45,10 +45,10 @@ def show(*, json: Json = False) -> None:
                 _digest_of(of),
                 "yes" if of["here"] else "",
             ]
-            for of in found
+            for of in entries
         ],
     )
-    for of in found:
+    for of in entries:
         screen.say(f"{of['name']}: {of['architecture']}, trained on {of['trained_on']}")
         screen.say(f"  {of['input']}; from {of['source'] if not of['conversion'] else 'a conversion'}")
     screen.say("timm:NAME: any network of timm; its digest is recorded when it is first downloaded")
@@ -62,11 +62,11 @@ def _digest_of(entry: dict[str, Any]) -> str:
 
 @weights.command(help_epilogue="")
 def get(name: Name, /) -> None:
-    """Download the weights of a public network, or check those that are there.
+    """Download the weights of a public network, or verify those already downloaded.
 
     The file is checked against its digest and then stored in $DPVISION_HOME/weights, for `--encoder`, `--weights` and
-    `--pretrained` by name. An interrupted download is continued. HTTPS_PROXY, NO_PROXY and HF_ENDPOINT are used; with
-    DPVISION_OFFLINE or HF_HUB_OFFLINE nothing is downloaded, and the message names the file to bring.
+    `--pretrained` by name. An interrupted download is resumed. HTTPS_PROXY, NO_PROXY and HF_ENDPOINT are used; with
+    DPVISION_OFFLINE or HF_HUB_OFFLINE nothing is downloaded, and the message names the file to copy.
 
     Example: `dpvision weights get dinov2-vits14`
     """
@@ -85,7 +85,7 @@ def get(name: Name, /) -> None:
     elif fetched.known:
         trust = "as recorded when it was first downloaded; no digest is pinned"
     else:
-        trust = "recorded now; no digest is pinned, so this file was trusted, and later ones must be equal to it"
+        trust = "recorded now; no digest is pinned, so this file was trusted, and later files must match it"
     screen.say(f"SHA-256 {record.sha256}: {trust}")
     screen.say(f"{entry.origin}; {record.source}")
 

@@ -43,9 +43,9 @@ class Charge:
         return charge.ledger is not None and charge in charge.ledger.account().charges
 
     def trial(self, event: Event, *, id: str) -> Charge:
-        """Return one of the trials that this charge of a tuning pays for, as a charge with noise of its own."""
+        """Return one of the trials that this charge of a tuning run pays for, as a charge with its own noise."""
         if not isinstance(self.event, Tuned) or event not in self.event.trials or not self.on_disk():
-            raise LedgerMismatch("the ledger was not charged for a tuning with such a trial.")
+            raise LedgerMismatch("the ledger was not charged for a tuning run with such a trial.")
         return replace(self, id=id, event=event, paid_by=self)
 
 
@@ -147,7 +147,7 @@ class Account:
             raise PrivacyError(
                 f"the account of this data set protects {self.unit}s, as set by its first run; this run would protect "
                 f"{unit}s. The privacy losses of one {self.unit} and of one {unit} do not add up to one figure. "
-                f"Nothing was charged. Fix: --unit {self.unit}."
+                f"Nothing was charged. Fix: use --unit {self.unit}."
             )
 
     def require_within_budget(self, after: Event, event: Event) -> None:
@@ -159,7 +159,7 @@ class Account:
         reserve = adaptive.reserve(budget.delta)
         if isinstance(after, Adaptive) and after.later[-1].sigma <= events.MIN_SIGMA:
             epsilon = math.inf  # no Gaussian within the accountant's bounds dominates it
-        fix = "a smaller --delta for this run (a tuning uses up half of it); a training run, which uses up none; or "
+        fix = "use a smaller --delta for this run (a tuning run uses up half of it); a training run (uses up none); or "
         owner = "if the owner of the data agrees, `dpvision ledger DATA --set-budget EPSILON"
         if isinstance(after, Adaptive) and after.reserve > reserve:
             why = f". All runs chosen after a first result may use up {reserve / 2:g} of delta, which this run exceeds"
@@ -167,13 +167,13 @@ class Account:
         elif uses_up_delta(after, budget.delta):
             why = (
                 f". Earlier charges use up {fixed_delta(before):g} of delta and this one {fixed_delta(event):g}: "
-                "nothing of it would remain, so no epsilon could be proved"
+                "nothing of it would remain, so no epsilon could be proven"
             )
             fix += f"{owner} --delta DELTA` with a larger delta"
         elif epsilon > budget.epsilon:
             left = math.floor(100 * (budget.epsilon - spent) + 1e-9) / 100 if math.isfinite(spent) else 0.0
             why = f", of which {rounded_up(spent)} is spent; this would make it {rounded_up(epsilon)}"
-            fix = f"a smaller --epsilon (about {left:.2f} is left), or {owner}`" if left > 0 else f"{owner}`"
+            fix = f"use a smaller --epsilon (about {left:.2f} is left), or {owner}`" if left > 0 else f"{owner}`"
         else:
             return
         stated = f"the data set's privacy budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}"

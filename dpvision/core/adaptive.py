@@ -76,7 +76,7 @@ def dominate_later(event: Event, *, delta: float, number: int) -> Later:
     """Return the Gaussian and the leak that dominate an event, the `number`-th to be chosen after the first.
 
     It gets 1 / (number (number + 1)) of half of the reserve; the other half is for events with leaks of their own,
-    such as tunings.
+    such as tuning runs.
     """
     return _dominate(event, fixed_delta(event) + reserve(delta) / (2 * number * (number + 1)))
 

@@ -8,7 +8,7 @@ parts, loss, clipping style, numbers of views, one-view path, physical batch siz
     odd units are bounded          zeros, huge values, NaN and Inf contribute at most the sensitivity; NaN nothing
     every unit is bounded          in the model's own precision too, at a bound that all gradients exceed
     units are independent          in the model's own precision and with more images than fit one pass, the sum of all
-                                   units is bitwise the sum of their separate sums, also next to odd units
+                                   units is bitwise the sum of their separate sums, even next to odd units
     position does not matter       on an accelerator, in full passes: a unit's gradient has the same bits when it is
                                    computed again, at other positions, with fewer units, and next to odd units; its
                                    contribution has the same bits at the first position and at the last
@@ -16,9 +16,9 @@ parts, loss, clipping style, numbers of views, one-view path, physical batch siz
     no state remains               a batch gives the same bits again after another batch, and a pass leaves every
                                    parameter and buffer unchanged
 
-Each trial starts from a fresh copy of the model with slightly perturbed weights, so that no zero blocks a path. A trial
+Each test starts from a fresh copy of the model with slightly perturbed weights, so that no zero blocks a path. A test
 is not a proof: it does not detect a model that mixes images only in batches above MAX_TRIED, or only for values that no
-trial uses. Still trusted: torch's autograd, and that the engine treats private images like the random ones.
+test uses. Still trusted: torch's autograd, and that the engine treats private images like the random ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dpvision.errors import ConfigError, DPVisionError, UnsafeLayer
 TOLERANCE = 1e-6  # relative error of a parameter's part of the sum, in float64; rounding stays below it
 MIN_TRIED, MAX_TRIED = 33, 257  # limits on the number of images that is meant to exceed one pass
 HUGE = 1e6
-KINDS = 16  # number of different units in a trial of full passes
+KINDS = 16  # number of different units in a test of full passes
 Unit = tuple[Tensor, Tensor]
 Batch = tuple[Tensor, Tensor, Sequence[int]]
 
@@ -79,9 +79,9 @@ def certify(
     views: Sequence[int] = (2, 3, 1),
     public: Sequence[str] = (),
 ) -> None:
-    """Refuse an engine that differs from the specification in a trial on random images.
+    """Refuse an engine that differs from the specification in a test on random images.
 
-    `views` lists the numbers of images per unit, which the trial uses in turn. `public` names the public vectors that
+    `views` lists the numbers of images per unit, which the test uses in turn. `public` names the public vectors that
     shape contributions: "scale", "shift", "perturbations".
     """
     if classes < 1:
@@ -91,9 +91,11 @@ def certify(
         require_exact_sums(_device_of(model))
         for name, parameter in model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
-                raise ConfigError(f"{name} is not finite: training cannot start from it. Fix: other initial weights.")
+                raise ConfigError(
+                    f"{name} is not finite: training cannot start from it. Fix: use other initial weights."
+                )
         trial = _Trial(model, loss, shape, classes, engine=engine, style=style, views=views, public=public)
-        # So that tensors created by the model, such as torch.zeros(...), have the precision of the trial.
+        # So that tensors created by the model, such as torch.zeros(...), have the precision of the test.
         with _torch_setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
             trial.require_outputs()
             trial.require_loss_of_outputs()
@@ -118,7 +120,7 @@ def require_exact_sums(device: torch.device) -> None:
     anchor = 1.5 * 2.0**52
     results = ((far.sum(0), terms.sum(0)), (one.T @ other, factors[0].T @ factors[1]), (far + anchor - anchor, terms))
     if not all(torch.equal(result.cpu(), exact.double()) for result, exact in results):
-        raise ConfigError(f"device {device}: its float64 does not add whole numbers exactly. Fix: --device cpu.")
+        raise ConfigError(f"device {device}: its float64 does not add whole numbers exactly. Fix: use --device cpu.")
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -177,7 +179,7 @@ class _Trial:
             outputs: Any = copy.deepcopy(self._wide)(images)
         if not isinstance(outputs, Tensor):
             raise ConfigError(
-                f"the model returns a {type(outputs).__name__} and not a tensor. Fix: a model, or a wrapper, that "
+                f"the model returns a {type(outputs).__name__} and not a tensor. Fix: use a model, or a wrapper, that "
                 "returns the logits alone."
             )
         if tuple(outputs.shape) != (3, self.classes):
@@ -212,13 +214,13 @@ class _Trial:
 
     def _norms(self, units: Iterable[Unit], public: Public) -> list[float]:
         """Return the norms of the units' gradients before clipping."""
-        return [float(self._specified([unit], Flat(1e12), public).norm()) for unit in units]
+        return [float(self._compute_specification([unit], Flat(1e12), public).norm()) for unit in units]
 
     def _style_of(self, bound: float) -> Style:
         """Return the run's clipping style with another bound."""
         return type(self.style)(min(max(bound, 1e-9), 1e9))
 
-    def _specified(self, units: Iterable[Unit], style: Style, public: Public) -> Tensor:
+    def _compute_specification(self, units: Iterable[Unit], style: Style, public: Public) -> Tensor:
         try:
             return clipped_sum(copy.deepcopy(self._wide), self.loss, style, units, public)
         except ValueError as error:
@@ -241,7 +243,7 @@ class _Trial:
                     f"bound of {bound:.3g}. Either a layer has no rule, or one turns such values into numbers."
                 )
             result, units = result - contribution, [units[0], *units[2:]]
-        _require_close(self._wide, result, self._specified(units, style, public), engine)
+        _require_close(self._wide, result, self._compute_specification(units, style, public), engine)
 
     def digest(self) -> str:
         """Return a digest of the inner products of full passes: it identifies how the device rounds this model."""
@@ -301,7 +303,7 @@ class _Trial:
             raise UnsafeLayer(
                 f"device {self._device}: a unit's gradient has different bits {where}, so adding one unit could move "
                 "all others. Either a layer mixes the examples of a batch, or a kernel rounds by position or randomly. "
-                "Fix: --device cpu, or another --precision."
+                "Fix: use --device cpu, or another --precision."
             )
 
     def units_are_apart(self) -> None:
@@ -313,11 +315,11 @@ class _Trial:
         with _torch_setting(torch.get_num_threads, torch.set_num_threads, 1):
             for low in (0.0, -1.0):
                 self._apart(low, self.style)
-            self._apart(0.0, self._unclipped(), many=True)
+            self._apart(0.0, self._unclipped_style(), many=True)
             self._bound_holds()
 
-    def _unclipped(self) -> Style:
-        """Return a style that clips no unit of the trial: clipping would hide what only scales a gradient."""
+    def _unclipped_style(self) -> Style:
+        """Return a style that clips no unit of the test: clipping would hide what only scales a gradient."""
         size = self.views[0]
         return self._style_of(16 * max(self._norms(self._units([size] * 4, 0.0), self._vectors(size))))
 
@@ -392,7 +394,7 @@ def _require_bounded(contribution: Tensor, engine: Engine, *, minimum: float = 0
         raise UnsafeLayer(
             f"device {contribution.device}: a random unit contributes {norm:.4g} times the sensitivity to the sum; "
             f"{minimum:g} to 1 is correct. The device, or a library, computes norms or sums wrongly in the model's own "
-            "precision. Fix: --device cpu, or another --precision."
+            "precision. Fix: use --device cpu, or another --precision."
         )
 
 
@@ -426,25 +428,26 @@ def _torch_setting(read: Callable[[], Any], write: Callable[[Any], None], value:
 
 @contextmanager
 def _explain_failures(model: nn.Module, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn errors that torch raises in a trial into errors with a reason and a fix."""
+    """Turn errors that torch raises in a test into errors with a reason and a fix."""
     try:
         yield
     except DPVisionError:
         raise
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"device {_device_of(model)}: its memory is too small for one pass of this run. Fix: a smaller --physical."
+            f"device {_device_of(model)}: its memory is too small for one pass of this run. Fix: use a "
+            "smaller --physical."
         ) from error
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         reason = (str(error).splitlines() or [""])[0]
         if "deterministic" in reason:
             raise UnsafeLayer(
                 f"{_without_deterministic_kernel(model, shape)} has no kernel on {_device_of(model)} that gives the "
-                f"same bits twice: {reason.split(', but')[0]}. Fix: another layer, or --device cpu."
+                f"same bits twice: {reason.split(', but')[0]}. Fix: use another layer, or --device cpu."
             ) from error
         raise ConfigError(
-            f"the model or the loss failed on random images, in a trial of its gradients: {type(error).__name__}: "
-            f"{reason} Fix: a model and a loss of plain torch functions, with the images along the first axis."
+            f"the model or the loss failed on random images, in a test of its gradients: {type(error).__name__}: "
+            f"{reason} Fix: use a model and a loss of plain torch functions, with the images along the first axis."
         ) from error
 
 

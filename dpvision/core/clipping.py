@@ -96,7 +96,9 @@ class PerLayer:
         if isinstance(self._bound, dict):
             if set(layers) != set(self._bound):
                 wrong = sorted(set(layers) ^ set(self._bound))
-                raise ConfigError(f"per-layer bounds must name exactly the trainable layers. Fix: {wrong[0]!r}.")
+                raise ConfigError(
+                    f"per-layer bounds must name exactly the trainable layers. Fix: add or remove {wrong[0]!r}."
+                )
             return {n: self._bound[layer_of(n)] for n in names}
         return dict.fromkeys(names, self._bound / math.sqrt(len(layers)))
 

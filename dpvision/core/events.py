@@ -39,8 +39,8 @@ _BOUNDS: dict[str, _Bound] = {
     "sigma": (lambda x: MIN_SIGMA <= x <= MAX_SIGMA, f"the noise multiplier must be in [{MIN_SIGMA:g}, {MAX_SIGMA:g}]"),
     **dict.fromkeys(("rate", "rates"), _RATE),
     **dict.fromkeys(("count", "steps", "rows"), _COUNT),
-    "eta": (lambda x: -1 < x < 100, "eta of a tuning must be between -1 and 100"),
-    "gamma": (lambda x: 0 < x < 1, "gamma of a tuning must be between 0 and 1"),
+    "eta": (lambda x: -1 < x < 100, "eta of a tuning run must be between -1 and 100"),
+    "gamma": (lambda x: 0 < x < 1, "gamma of a tuning run must be between 0 and 1"),
     "leak": (lambda x: 0 <= x < 1, "the leak of a later event must be a probability"),
     "reserve": (lambda x: 0 <= x < 1, "the reserved part of delta must be a probability"),
     "epsilon": (lambda x: 0 < x <= sys.float_info.max, "it must be a finite number above 0, such as 3"),
@@ -146,7 +146,7 @@ class Tuned(_Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.trials or not all(isinstance(e, Gaussian | PoissonGaussian) for e in self.trials):
-            raise ConfigError("a tuning needs trials, each consisting of steps or releases with Gaussian noise.")
+            raise ConfigError("a tuning run needs trials, each consisting of steps or releases with Gaussian noise.")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Formal guarantee: over its lifetime a `Gate` releases exactly what `charge.event` describes, and nothing else.
 
-  1. It requires a charge that is on the disk: the ledger is read again and must contain this very charge.
+  1. It requires a charge that is on disk: the ledger is read again and must contain this very charge.
   2. The charge's event must be the one that the sampler itself states for the charge's noise multiplier.
   3. The key must be secret if the charge states so. (A run that began with a fixed key stays marked as not private.)
   4. Noise is scaled to the sensitivity that comes with each sum, from the code that bounds the summands. Each release
@@ -53,7 +53,7 @@ class Gate:
             raise PrivacyError("the charge is for other records, settings or software, whose noise must not be reused.")
         self._left, self._drawn = set(range(first, sampler.releases)), set[int]()
         if self._left and not charge.on_disk():
-            raise PrivacyError(f"the charge {charge.id} is not in a ledger on the disk, so nothing is released.")
+            raise PrivacyError(f"the charge {charge.id} is not in a ledger on disk, so nothing is released.")
         self.sampler, self.sigma, self._key, self._branch, self._lock = sampler, float(sigma), key, charge.id, Lock()
         self._early: tuple[tuple[int, int, float], Future[Floats]] | None = None
 

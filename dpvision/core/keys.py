@@ -65,7 +65,7 @@ class Key:
         return hashlib.blake2b(text.encode(), key=self._secret, digest_size=20, person=b"dpvision sign").hexdigest()
 
     def write(self, path: Path) -> None:
-        """Write the key for a later resume, owner-only; it is on the disk before anything is drawn from it."""
+        """Write the key for a later resume, owner-only; it is on disk before anything is drawn from it."""
         files.make_folder(path.parent)
         files.write(path, (b"private\n" if self.private else b"fixed..\n") + self._secret)
 

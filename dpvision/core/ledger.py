@@ -1,7 +1,7 @@
 """The ledger of one data set: an append-only, hash-chained, locked file that is written before any result exists.
 
 Formal guarantees:
-  1. `spend` returns only after the line that charges the event is on the disk (fsync of file and folder). A crash can
+  1. `spend` returns only after the line that charges the event is on disk (fsync of file and folder). A crash can
      charge for what was never released; it cannot release what was never charged.
   2. Everything charged on the data set is within the budget (epsilon, delta), even if each run was chosen after seeing
      earlier results; an event that would exceed it is refused, and nothing is written. Epsilons for different units do
@@ -57,7 +57,7 @@ class Ledger:
 
     def exists(self) -> bool:
         """Whether the ledger was opened. (A seal with zero lines remains from a crash during opening.)"""
-        sealed = self._sealed()
+        sealed = self._read_seal()
         return self.path.exists() or (sealed is not None and sealed[0] > 0)
 
     def open(self, budget: Budget, *, unit: str = "image") -> Account:
@@ -84,7 +84,7 @@ class Ledger:
             refused = f"the budget cannot be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}"
             if uses_up_delta(account.total, budget.delta):
                 used = f"earlier charges use up a delta of {fixed_delta(account.total):g}"
-                raise BudgetSpent(f"{refused}: {used}, so no epsilon can be proved. Fix: a larger --delta.")
+                raise BudgetSpent(f"{refused}: {used}, so no epsilon can be proved. Fix: use a larger --delta.")
             if spent > budget.epsilon:
                 raise BudgetSpent(f"{refused}: {rounded_up(spent)} is spent already, and a release cannot be undone.")
             return self._account(self._append(lines, "budget", vars(budget)))
@@ -158,7 +158,7 @@ class Ledger:
 
     def _read(self) -> Lines:
         """Return the lines of an unbroken chain that ends in the seal, or raise LedgerMismatch."""
-        sealed = self._sealed()
+        sealed = self._read_seal()
         if not self.path.exists():
             if sealed and sealed[0] > 0:
                 raise LedgerMismatch(f"{self.path}: the ledger was deleted, but its seal exists. {RESTORE}")
@@ -226,7 +226,7 @@ class Ledger:
             ) from exc
         return [*lines, line]
 
-    def _sealed(self) -> tuple[int, str] | None:
+    def _read_seal(self) -> tuple[int, str] | None:
         """Return the number of lines and the newest hash from the seal; None if there is no seal."""
         if not self._seal.exists():
             return None

@@ -114,7 +114,7 @@ class Dataset:
         """Return one split, or raise a DataError if the source lacks it."""
         if name not in self.splits:
             raise DataError(
-                f"{source}: has no {name} split. Fix: --split {' or '.join(self.splits)}, or data with one."
+                f"{source}: has no {name} split. Fix: use --split {' or '.join(self.splits)}, or data with one."
             )
         return self.splits[name]
 

@@ -37,7 +37,7 @@ def declare(*, classes: Classes = None, size: Size = None, channels: int | None 
     """Return the declared facts; a Refusal if no data set can have them."""
     names, sides = _declared_names(classes), _declared_size(size)
     if channels not in (None, 1, 3):
-        raise Refusal(f"cannot have images with {channels!r} channels. Fix: 1 for gray, 3 for colour.")
+        raise Refusal(f"cannot have images with {channels!r} channels. Fix: use 1 for grey, 3 for colour.")
     return Declared(names, isinstance(classes, int), sides, channels)
 
 
@@ -46,7 +46,7 @@ def _declared_names(classes: Classes) -> tuple[str, ...] | None:
         return None
     if isinstance(classes, int):
         if not 2 <= classes <= limits.CLASSES:
-            raise Refusal(f"cannot have {classes} classes. Fix: 2 to {limits.CLASSES:,}.")
+            raise Refusal(f"cannot have {classes} classes. Fix: use 2 to {limits.CLASSES:,}.")
         return tuple(str(number) for number in range(classes))
     names = tuple(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
@@ -110,7 +110,7 @@ def require_class_names(names: Sequence[str]) -> None:
     """Refuse too few or too many classes, and names that are not unique, short and printable."""
     if not 2 <= len(names) <= limits.CLASSES:
         only = f" ({printable(names[0])!r})" if names else ""
-        raise Refusal(f"has {len(names):,} classes{only}. Fix: 2 to {limits.CLASSES:,} classes.")
+        raise Refusal(f"has {len(names):,} classes{only}. Fix: use 2 to {limits.CLASSES:,} classes.")
     if len(set(names)) != len(names):
         raise Refusal("has two classes with the same name.")
     for name in names:

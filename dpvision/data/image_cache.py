@@ -3,8 +3,8 @@
 A stored listing is a folder below $DPVISION_HOME/images with the pictures, the sides and digests of the originals, and
 the reasons of broken files. It is as private as the images, readable by its owner only, and may be removed at any time;
 DPVISION_CACHE_IMAGES=no stores nothing. Its name is a digest of everything that the pictures depend on: the rule, the
-declared size and channels, the versions of the decoders, and path, inode, length and times of every file. What was used
-least recently is removed when the total exceeds `limits.CACHE_BYTES`.
+declared size and channels, the versions of the decoders, and path, inode, length and times of every file. The least
+recently used listings are removed when the total exceeds `limits.CACHE_BYTES`.
 
 Not stored are listings of fewer than `limits.CACHE_FROM` files, tables, DICOM files, and files that changed within the
 last two seconds: another change could leave their times as they are.

@@ -27,7 +27,7 @@ def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) 
         arrays = Arrays(file)
         present = [split for split in SPLITS if f"{split}_images" in arrays.headers]
         if "train" not in present:
-            fix = " Fix: features are for `dpvision train`." if "train_features" in arrays.headers else ""
+            fix = " Fix: use `dpvision train` for features." if "train_features" in arrays.headers else ""
             raise Refusal(f"has no train_images; its arrays are: {arrays.names}.{fix}")
         shapes, dtypes = _image_kinds(arrays, present)
         facts.require_shape(shapes["train"], declared)
@@ -141,13 +141,13 @@ def _require_no_persons(arrays: Arrays) -> None:
     if owners:
         raise Refusal(
             f"has {', '.join(owners)}, but the unit of a head on features is one row: a person with several rows would "
-            "be protected less than the card says. Fix: save one row for each person (the mean of the rows, for "
+            "be protected less than the card states. Fix: save one row for each person (the mean of the rows, for "
             f"instance) without {owners[0]}; or, if one row is the unit that you mean, leave {owners[0]} out."
         )
 
 
 def _as_float32(block: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # too large values become infinite, and such rows are in no sum
+    with np.errstate(over="ignore"):  # values that are too large become infinite: their rows are in no sum
         return block.astype(np.float32)
 
 

@@ -118,7 +118,7 @@ def decode(
         array, shown = _shown(image, rule)
         digest = image_digest(array) if digested else b""
         if turn != 1:
-            shown = _turned(shown, turn)
+            shown = _rotate(shown, turn)
         return Decoded(_fit(shown, sides, rule, size=size, channels=channels), digest, sides)
 
 
@@ -178,10 +178,10 @@ def _detect_format(file: BinaryIO) -> str:
     if start[4:8] == b"ftyp":
         known = "HEIF (HEIC, AVIF)"
     if known:
-        raise Refusal(f"is a {known} file, which is not read. Fix: save it as PNG or JPEG.")
+        raise Refusal(f"is a {known} file, which is not supported. Fix: save it as PNG or JPEG.")
     if not start:
         raise Refusal("is empty.")
-    raise Refusal("is neither a PNG, JPEG, TIFF or WebP image nor a DICOM file, whatever its name says.")
+    raise Refusal("is neither a PNG, JPEG, TIFF or WebP image nor a DICOM file, whatever its name.")
 
 
 def _webp_size(start: bytes) -> tuple[int, int]:
@@ -242,7 +242,7 @@ def _turn(image: Image.Image, rule: Rule) -> int:
     return value if type(value) is int and 1 <= value <= 8 else 1
 
 
-def _turned(image: Image.Image, turn: int) -> Image.Image:
+def _rotate(image: Image.Image, turn: int) -> Image.Image:
     from PIL.Image import Transpose
 
     steps = {

@@ -84,7 +84,9 @@ def load_rows(source: Source, *, classes: Classes = None) -> Dataset:
     with name_errors(path):
         declared = facts.declare(classes=classes)
         if detect_kind(source) != "npz":
-            raise Refusal("is not an .npz file of features. Fix: numpy.savez with train_features and train_labels.")
+            raise Refusal(
+                "is not an .npz file of features. Fix: write it with numpy.savez with train_features and train_labels."
+            )
     return read_npz_rows(path, declared)
 
 
@@ -113,7 +115,7 @@ def pack(
         how = _How.of(test_share=test_share, window=window, columns=columns, skip_broken=skip_broken)
     with name_errors(target):
         if os.path.lexists(target):
-            raise Refusal("exists already. Fix: remove it or choose another name.")
+            raise Refusal("already exists. Fix: remove it or choose another name.")
         if not target.parent.is_dir():
             raise Refusal("cannot be written because its folder does not exist.")
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
@@ -185,7 +187,9 @@ def row_batches(path: Source, *, width: int, at_a_time: int = 256) -> Iterator[U
     """Yield the rows of test_features or features of an .npz file, unlabelled, in batches; named by their number."""
     with name_errors(path):
         if detect_kind(path) != "npz":
-            raise Refusal("is not an .npz file of features, which this model takes. Fix: numpy.savez(features=...).")
+            raise Refusal(
+                "is not an .npz file of features, which this model takes. Fix: write it with numpy.savez(features=...)."
+            )
         yield from read_unlabelled_rows(Path(path), width=width, at_a_time=at_a_time)
 
 

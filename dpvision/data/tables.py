@@ -75,8 +75,8 @@ def _list_parquet(path: Path) -> list[tuple[str, str | None]]:
     names = sorted(entry for entry in os.listdir(path) if entry.lower().endswith(".parquet"))
     if not names:
         names = sorted(f"data/{entry}" for entry in os.listdir(path / "data") if entry.lower().endswith(".parquet"))
-    found = [(name, _SPLIT_NAME.match(name.rpartition("/")[2])) for name in names]
-    return [(name, _SPLITS[split[1].lower()] if split else None) for name, split in found]
+    matches = [(name, _SPLIT_NAME.match(name.rpartition("/")[2])) for name in names]
+    return [(name, _SPLITS[split[1].lower()] if split else None) for name, split in matches]
 
 
 def _list_arrow(path: Path, root: str) -> list[tuple[str, str | None]]:
@@ -97,7 +97,7 @@ def _files_of_state(root: str, folder: str) -> list[str]:
     state = _read_json(root, f"{prefix}state.json")
     files = state.get("_data_files")
     if state.get("_indices_files"):
-        raise Refusal("has rows that were shuffled or selected. Fix: `flatten_indices()` before `save_to_disk`.")
+        raise Refusal("has rows that were shuffled or selected. Fix: call `flatten_indices()` before `save_to_disk`.")
     if not isinstance(files, list) or not all(
         isinstance(f, dict) and isinstance(f.get("filename"), str) for f in files
     ):
@@ -143,7 +143,7 @@ def _choose_columns(present: list[str], named: dict[str, str], file: str) -> dic
             listed = printable(", ".join(present[:20]) + (", ..." if len(present) > 20 else ""))
             raise Refusal(
                 f"{printable(file)} has no column {printable(wanted[0])!r}; its columns are {listed}. "
-                f"Fix: --columns {role}=NAME."
+                f"Fix: use --columns {role}=NAME."
             )
     return columns
 
@@ -208,7 +208,7 @@ class _Table:
             unknown = next((value for value in values if value not in _SPLITS), None)
             if unknown is not None or None in values:
                 raise Refusal(
-                    f"{printable(self.name)} has the split {printable(str(unknown))!r}. Fix: train, val or test."
+                    f"{printable(self.name)} has the split {printable(str(unknown))!r}. Fix: use train, val or test."
                 )
             return [_SPLITS[value] for value in values]
         return [self.split or "train"] * len(self._column(self.columns["label"]))

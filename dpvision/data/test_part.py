@@ -3,7 +3,7 @@
 Whether a record is set aside depends on that record alone: on a hash of its person if persons are known, or else of its
 original pixels. Adding or removing one record therefore moves no other record between the splits, and neither do the
 names and the order of files. All images of a person are in one split, and so are exact copies of an image. The hash is
-public and has no seed. The test split of a smaller share is part of that of a larger share.
+public and has no seed. The test split of a smaller share is contained in that of a larger one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = b"dpvision test"  # part of the hash, so it must not change
 def require_share(share: float | None) -> None:
     """Refuse a share that is not a number from 0 to 0.9."""
     if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 0.9):
-        raise Refusal(f"cannot set aside {share!r} as a test split. Fix: a share from 0 to 0.9.")
+        raise Refusal(f"cannot set aside {share!r} as a test split. Fix: use a share from 0 to 0.9.")
 
 
 def is_test(share: float, *, digest: bytes, person: str | None) -> bool:

@@ -15,8 +15,8 @@ from torch import nn
 from dpvision.errors import ConfigError, did_you_mean
 from dpvision.models.clip import clip_vit_b16, clip_vit_b32
 from dpvision.models.efficientnet_lite import efficientnet_lite0
-from dpvision.models.featured import Featured, split_head
-from dpvision.models.parts import PARTS, train_only
+from dpvision.models.featured import Featured, shape_at, split_head
+from dpvision.models.parts import PARTS, CentredRows, train_only
 from dpvision.models.patches import PATCHES
 from dpvision.models.pretrained import digest_file, load_public
 from dpvision.models.resnets import resnet9, wide_resnet
@@ -25,10 +25,21 @@ from dpvision.models.siglip import siglip_b16
 from dpvision.models.small import dpmix_cnn, linear, small_alexnet, small_cnn, tanh_cnn
 from dpvision.models.vit import dinov2_vitb14, dinov2_vits14, vit_tiny
 
-__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "digest_file", "load_public", "split_head", "train_only"]
+__all__ = [
+    "MODELS",
+    "PARTS",
+    "Featured",
+    "Shape",
+    "at_side",
+    "build",
+    "digest_file",
+    "load_public",
+    "split_head",
+    "train_only",
+]
 
 Shape = tuple[int, int, int]
-TIMM = "timm:"
+TIMM, CENTRED = "timm:", "-centred"
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "clip-vit-b16": clip_vit_b16,
@@ -61,14 +72,44 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 def build(name: str, shape: Shape, *, classes: int, seed: int) -> nn.Module:
     """Build the named model with random weights from `seed`, for images (channels, height, width) scaled to [-1, 1].
 
-    "timm:NAME" is the model NAME of the timm library.
+    "timm:NAME" is the model NAME of the timm library. "NAME-centred" is a linear classifier on the features before the
+    head of the model NAME, as rows of norm 1 minus their mean. "NAME@SIDE" is the model NAME on images whose shorter
+    side is first reduced to SIDE pixels.
     """
+    base, computed = at_side(name, shape)
+    if base != name:
+        return _build_reduced(base, computed, shape, classes, seed)
     if name not in MODELS and not name.startswith(TIMM):
+        if name.removesuffix(CENTRED) in MODELS and name.endswith(CENTRED):
+            return CentredRows(build(name.removesuffix(CENTRED), shape, classes=classes, seed=seed), classes)
         raise ConfigError(f"there is no model named {name!r}. {did_you_mean(name, sorted(MODELS))}")
     with seeded(seed):
         if name.startswith(TIMM):
             return _build_timm(name.removeprefix(TIMM), shape, classes)
         return MODELS[name](shape, classes)
+
+
+def at_side(name: str, shape: Shape) -> tuple[str, Shape]:
+    """Return the name of a model without "@SIDE", and the shape of the images that it computes with."""
+    base, side = split_side(name)
+    return base, shape if side is None else shape_at(side, shape)
+
+
+def split_side(name: str) -> tuple[str, int | None]:
+    """Return the parts of "NAME@SIDE", or the name and None."""
+    base, at, side = name.rpartition("@")
+    return (base, int(side)) if at and re.fullmatch(r"[1-9][0-9]{0,3}", side) else (name, None)
+
+
+def _build_reduced(name: str, reduced: Shape, shape: Shape, classes: int, seed: int) -> Featured:
+    model = build(name, reduced, classes=classes, seed=seed)
+    if not isinstance(model, Featured):
+        raise ConfigError(
+            f"{name} learns from pixels, not from features that are computed once, so it does not reduce images of "
+            f"{shape[1]}x{shape[2]}. Fix: a model with fixed features, such as patches-1024; or --size for image files."
+        )
+    model.reduced_to = reduced[1:]
+    return model
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def find_device(name: str = "auto", *, report: Callable[[str], None] = lambda _:
         # torch asserts that it was built for CUDA; a device without float64 raises TypeError
         reason = str(exc).splitlines()[0].split(". ")[0]
         raise ConfigError(
-            f"device {name!r}: cannot be used here ({reason}). Fix: --device cpu, or leave out the option."
+            f"device {name!r}: cannot be used here ({reason}). Fix: use --device cpu, or leave out the option."
         ) from exc
     return device
 
@@ -123,7 +123,7 @@ def fix_arithmetic(device: torch.device, precision: str = "float32") -> None:
     This overrides torch's default of TF32 for convolutions on CUDA. Settings of the CPU are not changed.
     """
     if precision not in PRECISIONS:
-        raise ConfigError(f"precision is {precision!r}. Fix: one of {', '.join(PRECISIONS)}.")
+        raise ConfigError(f"precision is {precision!r}. Fix: use one of {', '.join(PRECISIONS)}.")
     if device.type == "cpu":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Self
 
 import torch
@@ -76,7 +77,8 @@ def head_name(model: nn.Module, *, name: str = "") -> str:
         linears = [n for n in linears if n == "rest" or n.startswith("rest.")]
     if not linears:
         raise ConfigError(
-            f"{name or type(model).__name__}: it has no linear layer and therefore no head to train. Fix: --part all."
+            f"{name or type(model).__name__}: it has no linear layer and therefore no head to train. Fix: use "
+            "--part all."
         )
     return linears[-1]
 
@@ -115,7 +117,8 @@ class Featured(nn.Module):
     """rest(features(x)). The prefix is frozen and processes each image separately, so features can be computed once.
 
     Features are computed for `piece` images at a time (more on an accelerator), so that their bits do not depend on the
-    other images in the batch. If `piece` is None, the prefix itself ensures this.
+    other images in the batch. If `piece` is None, the prefix itself ensures this. With `reduced_to`, images are reduced
+    to this height and width first.
     """
 
     def __init__(self, prefix: nn.Module, rest: nn.Module, *, piece: int | None = PIECE) -> None:
@@ -123,6 +126,7 @@ class Featured(nn.Module):
         self.prefix = prefix.requires_grad_(False).eval()
         self.rest = rest
         self.piece = piece
+        self.reduced_to: tuple[int, int] | None = None
 
     def features(self, x: Tensor) -> Tensor:
         """Return the frozen features of each image."""
@@ -143,9 +147,27 @@ def _features(x: Tensor, model: Featured) -> Tensor:
     """Compute features as a single operation in torch's function protocol, opaque to a per-example engine."""
     if has_torch_function_unary(x):
         return handle_torch_function(_features, (x,), x, model)
+    if model.reduced_to is not None:
+        x = apply_in_pieces(partial(reduce, size=model.reduced_to), x, size=piece_on(x.device, PIECE))
     if model.piece is None:
         return model.prefix(x)
     return apply_in_pieces(model.prefix, x, size=piece_on(x.device, model.piece))
+
+
+def reduce(x: Tensor, *, size: tuple[int, int]) -> Tensor:
+    """Return images of a smaller height and width: each pixel is the mean over its area of the original."""
+    return F.interpolate(x, size, mode="area")
+
+
+def shape_at(side: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return the shape of images whose shorter side is reduced to `side` pixels; the aspect ratio is kept."""
+    channels, height, width = shape
+    shorter = min(height, width)
+    if side >= shorter:
+        raise ConfigError(
+            f"@{side}: would not reduce images of {height}x{width} pixels. Fix: the name without @{side}."
+        )
+    return channels, max(1, round(height * side / shorter)), max(1, round(width * side / shorter))
 
 
 def piece_on(device: torch.device, size: int) -> int:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models.featured import Featured, head_name
+from dpvision.models.featured import Featured, head_name, split_head
 
 PARTS = ("all", "head", "centred-head", "probe", "bias")
 CENTRE = "centre"  # the weights that part "centred-head" trains in its first step
@@ -23,14 +23,14 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
     head           the classifier: the last linear layer
     centred-head   the mean of the features in one step, then the head on features minus their mean
     probe          the head and the normalisation right before it (Tang et al. 2023, Phase II)
-    bias           the head and every parameter named bias, also in normalisations (BitFiT, Ben Zaken et al. 2022)
+    bias           the head and every parameter named bias, in normalisations too (BitFiT, Ben Zaken et al. 2022)
     """
     name = name or type(model).__name__
     if part not in (*PARTS, CENTRE):
         raise ConfigError(f"{name}: there is no part {part!r} to train. There are: {', '.join(PARTS)}.")
     centre = {f"{n}.centre" for n, m in model.named_modules() if isinstance(m, Centred)}
     if part in ("centred-head", CENTRE) and not centre:
-        raise ConfigError(f"{name}: it does not subtract the mean of its features. Fix: --part head.")
+        raise ConfigError(f"{name}: it does not subtract the mean of its features. Fix: use --part head.")
     frozen = isinstance(model, Featured)
     trainable = {n for n, _ in model.named_parameters() if n not in centre and not (frozen and n.startswith("prefix."))}
     if part == CENTRE:
@@ -44,7 +44,7 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
         biases = {n for n in trainable if n.rpartition(".")[2] == "bias"}
         if biases <= chosen:
             raise ConfigError(
-                f"{name}: only its head has a bias, so part 'bias' is the same as part 'head'. Fix: --part head."
+                f"{name}: only its head has a bias, so part 'bias' is the same as part 'head'. Fix: use --part head."
             )
         chosen = chosen | biases
     for parameter_name, parameter in model.named_parameters():
@@ -58,7 +58,7 @@ def norm_before_head(model: nn.Module, *, name: str = "") -> str:
     if not before or not isinstance(model.get_submodule(before[-1]), nn.GroupNorm | nn.LayerNorm):
         raise ConfigError(
             f"{name or type(model).__name__}: there is no normalisation right before its head, so part 'probe' is the "
-            "same as part 'head'. Fix: --part head."
+            "same as part 'head'. Fix: use --part head."
         )
     return before[-1]
 
@@ -70,12 +70,47 @@ def centred_linear(width: int, classes: int) -> nn.Sequential:
     return nn.Sequential(Centred(width), head)
 
 
+class CentredRows(Featured):
+    """A linear classifier on the features before a network's head: as rows of norm 1, minus their learned mean."""
+
+    def __init__(self, network: nn.Module, classes: int) -> None:
+        width = network.get_submodule(head_name(network)).get_parameter("weight").shape[1]
+        parts = before_head(network)
+        super().__init__(nn.Sequential(parts.prefix, UnitRows()), centred_linear(width, classes), piece=parts.piece)
+        self._head = head_name(network) + "."
+        self._rename = getattr(network, "from_published", None)
+
+    def from_published(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the network's published weights under their names here, without the head and with a centre of 0."""
+        if "rest.0.centre" in tensors:
+            return tensors  # weights of such a classifier
+        tensors = tensors if self._rename is None else self._rename(tensors)
+        frozen = {f"prefix.0.{name}": tensor for name, tensor in tensors.items() if not name.startswith(self._head)}
+        return {**frozen, "rest.0.centre": torch.zeros_like(self.get_parameter("rest.0.centre"))}
+
+
+def before_head(model: nn.Module) -> Featured:
+    """Return the model itself if it is a frozen part followed by only a head, or else split it before its head."""
+    if isinstance(model, Featured):
+        learned = [m for m in model.rest.modules() if m._parameters and not isinstance(m, Centred)]
+        if len(learned) == 1:
+            return model
+    return split_head(model)
+
+
 def zero_centres(model: nn.Module) -> None:
     """Set every `Centred.centre` to zero, because the initial weights may contain other values."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Centred):
                 module.centre.zero_()
+
+
+class UnitRows(nn.Module):
+    """Flatten the features of each image to a row, and scale the row to norm 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x.flatten(1), dim=1)
 
 
 class Centred(nn.Module):

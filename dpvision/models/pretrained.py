@@ -64,10 +64,10 @@ def digest_file(path: Path) -> str:
 
 def _require_file(path: Path) -> None:
     if (path / "weights.safetensors").is_file():
-        raise DataError(f"{path}: is a folder. Fix: {path / 'weights.safetensors'}.")
+        raise DataError(f"{path}: is a folder. Fix: give {path / 'weights.safetensors'}.")
     if not path.is_file():
         raise DataError(
-            f"{path}: there is no such file. Fix: another path, or a name that `dpvision weights list` shows."
+            f"{path}: there is no such file. Fix: use another path, or a name that `dpvision weights list` shows."
         )
 
 

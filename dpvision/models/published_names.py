@@ -51,9 +51,9 @@ def dinov2(tensors: Tensors, *, depth: int) -> Tensors:
                 f"{ours}.mlp.fc2": f"{theirs}.mlp.fc2",
             }
         )
-        layout |= _joined(f"{ours}.attn.qkv", [f"{theirs}.attention.attention.{n}" for n in ("query", "key", "value")])
+        layout |= _join(f"{ours}.attn.qkv", [f"{theirs}.attention.attention.{n}" for n in ("query", "key", "value")])
         layout |= {f"{ours}.ls{j}.gamma": (f"{theirs}.layer_scale{j}.lambda1",) for j in (1, 2)}
-    return _renamed(tensors, layout, drop=("embeddings.mask_token",))
+    return _rename(tensors, layout, drop=("embeddings.mask_token",))
 
 
 def clip(tensors: Tensors, *, depth: int) -> Tensors:
@@ -64,8 +64,8 @@ def clip(tensors: Tensors, *, depth: int) -> Tensors:
         drop = TEXT_TRANSFORMERS
     if not any(name in tensors for names in layout.values() for name in names):
         return tensors
-    named = _renamed(tensors, layout, drop=drop)
-    return {name: _unsqueezed(name, tensor) for name, tensor in named.items()}
+    named = _rename(tensors, layout, drop=drop)
+    return {name: _add_leading_axes(name, tensor) for name, tensor in named.items()}
 
 
 def siglip(tensors: Tensors, *, depth: int) -> Tensors:
@@ -89,8 +89,8 @@ def siglip(tensors: Tensors, *, depth: int) -> Tensors:
         **_layers_of_transformers(depth),
     }
     tensors = _split_attention(tensors, "head.attention.in_proj_", "pool.")
-    named = _renamed(tensors, layout, drop=TEXT_TRANSFORMERS)
-    return {name: _unsqueezed(name, tensor) for name, tensor in named.items()}
+    named = _rename(tensors, layout, drop=TEXT_TRANSFORMERS)
+    return {name: _add_leading_axes(name, tensor) for name, tensor in named.items()}
 
 
 def _open_clip(depth: int) -> Layout:
@@ -129,7 +129,7 @@ def _layers_of_transformers(depth: int) -> Layout:
     layout: dict[str, tuple[str, ...]] = {}
     for i in range(depth):
         ours, theirs = f"blocks.{i}", f"encoder.layers.{i}"
-        layout |= _joined(f"{ours}.attn.qkv", [f"{theirs}.self_attn.{n}_proj" for n in "qkv"])
+        layout |= _join(f"{ours}.attn.qkv", [f"{theirs}.self_attn.{n}_proj" for n in "qkv"])
         layout |= _pairs(
             {
                 f"{ours}.norm1": f"{theirs}.layer_norm1",
@@ -147,23 +147,23 @@ def _pairs(modules: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return {f"{ours}.{kind}": (f"{theirs}.{kind}",) for ours, theirs in modules.items() for kind in BOTH}
 
 
-def _joined(ours: str, theirs: list[str]) -> dict[str, tuple[str, ...]]:
+def _join(ours: str, theirs: list[str]) -> dict[str, tuple[str, ...]]:
     return {f"{ours}.{kind}": tuple(f"{name}.{kind}" for name in theirs) for kind in BOTH}
 
 
-def _renamed(tensors: Tensors, layout: Layout, *, drop: tuple[str, ...]) -> Tensors:
+def _rename(tensors: Tensors, layout: Layout, *, drop: tuple[str, ...]) -> Tensors:
     left = {name: tensor for name, tensor in tensors.items() if not name.startswith(drop)}
     named: Tensors = {}
     for ours, theirs in layout.items():
         parts = [left[name] for name in theirs if name in left]
-        if len(parts) == len(theirs) and _can_be_joined(parts):
+        if len(parts) == len(theirs) and _can_join(parts):
             named[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
             for name in theirs:
                 del left[name]
     return {**named, **left}
 
 
-def _can_be_joined(parts: list[Tensor]) -> bool:
+def _can_join(parts: list[Tensor]) -> bool:
     return len(parts) == 1 or (parts[0].dim() > 0 and len({(part.dtype, part.shape) for part in parts}) == 1)
 
 
@@ -186,7 +186,7 @@ def _split_attention(tensors: Tensors, theirs: str, ours: str) -> Tensors:
     return out
 
 
-def _unsqueezed(name: str, tensor: Tensor) -> Tensor:
+def _add_leading_axes(name: str, tensor: Tensor) -> Tensor:
     """Give class tokens and positions the leading axes that they have here, if only those are missing."""
     wanted = {"cls_token": 3, "pos_embed": 3}.get(name, tensor.dim())
     return tensor[(None,) * (wanted - tensor.dim())] if 0 < tensor.dim() < wanted else tensor

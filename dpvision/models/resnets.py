@@ -227,7 +227,7 @@ def resnet9(shape: tuple[int, int, int], classes: int, *, width: int = 64) -> nn
     """Build layers of w, 2w, 4w and 4w channels, where the last three halve the image, and two residual blocks."""
     channels, height, columns = shape
     if min(height, columns) < 8:
-        raise ConfigError(f"resnet-9 needs at least 8x8 pixels, not {height}x{columns}. Fix: --model small-cnn.")
+        raise ConfigError(f"resnet-9 needs at least 8x8 pixels, not {height}x{columns}. Fix: use --model small-cnn.")
     return nn.Sequential(
         Layer(channels, width),
         Layer(width, 2 * width, pool=True),

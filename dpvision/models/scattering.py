@@ -136,7 +136,7 @@ class Scattering(nn.Module):
         if min(height, width) < MIN_SIDE or max(height, width) > MAX_SIDE:
             raise ConfigError(
                 f"scattering needs images of {MIN_SIDE} to {MAX_SIDE} pixels per side, not {height}x{width}. "
-                "Fix: --size 32."
+                "Fix: use --size 32."
             )
         self.shape = (channels * CHANNELS, height // STEP, width // STEP)
         rows, columns = sides = (height // STEP + 2) * STEP, (width // STEP + 2) * STEP

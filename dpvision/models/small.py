@@ -27,7 +27,7 @@ def small_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """
     channels, height, width = shape
     if min(height, width) < 4:
-        raise ConfigError(f"small-cnn needs at least 4x4 pixels, not {height}x{width}. Fix: --model linear.")
+        raise ConfigError(f"small-cnn needs at least 4x4 pixels, not {height}x{width}. Fix: use --model linear.")
     layers: list[nn.Module] = []
     filters, kernel = 16, 5
     while len(layers) < 6 or max(height, width) > 8:
@@ -51,7 +51,7 @@ def _tanh_for_grey(shape: tuple[int, int, int], classes: int) -> nn.Module:
     _, height, width = shape
     if min(height, width) < 14:
         raise ConfigError(
-            f"tanh-cnn needs at least 14x14 pixels for grey images, not {height}x{width}. Fix: --model small-cnn."
+            f"tanh-cnn needs at least 14x14 pixels for grey images, not {height}x{width}. Fix: use --model small-cnn."
         )
     rows, columns = ((n // 2 - 1 - 4) // 2 for n in (height, width))
     return nn.Sequential(
@@ -72,7 +72,7 @@ def _tanh_for_colour(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Build the network for CIFAR-10, with six 3x3 convolutions and 550,570 weights."""
     channels, height, width = shape
     if min(height, width) < 8:
-        raise ConfigError(f"tanh-cnn needs at least 8x8 pixels, not {height}x{width}. Fix: --model small-cnn.")
+        raise ConfigError(f"tanh-cnn needs at least 8x8 pixels, not {height}x{width}. Fix: use --model small-cnn.")
     layers: list[nn.Module] = []
     for filters in (32, 64, 128):
         layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.Tanh()]
@@ -91,7 +91,7 @@ def dpmix_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """
     channels, height, width = shape
     if min(height, width) < 4:
-        raise ConfigError(f"dpmix-cnn needs at least 4x4 pixels, not {height}x{width}. Fix: --model linear.")
+        raise ConfigError(f"dpmix-cnn needs at least 4x4 pixels, not {height}x{width}. Fix: use --model linear.")
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.ReLU(),
@@ -117,7 +117,9 @@ def small_alexnet(shape: tuple[int, int, int], classes: int, *, width: int = 96,
     """
     channels, height, columns = shape
     if min(height, columns) < 15:
-        raise ConfigError(f"small-alexnet needs at least 15x15 pixels, not {height}x{columns}. Fix: --model small-cnn.")
+        raise ConfigError(
+            f"small-alexnet needs at least 15x15 pixels, not {height}x{columns}. Fix: use --model small-cnn."
+        )
     layers: list[nn.Module] = []
     for factor, pool in ALEXNET:
         filters = factor * width

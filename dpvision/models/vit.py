@@ -45,7 +45,7 @@ def vit_tiny(shape: tuple[int, int, int], classes: int) -> Vit:
     """Build two blocks of width 64 on patches of 4x4, for small images and training from scratch."""
     channels, height, width = shape
     if height % 4 or width % 4:
-        raise ConfigError(f"vit-tiny needs sides that are multiples of 4, not {height}x{width}. Fix: --size 32.")
+        raise ConfigError(f"vit-tiny needs sides that are multiples of 4, not {height}x{width}. Fix: use --size 32.")
     return Vit(channels, classes, patch=4, grid=(height // 4, width // 4), width=64, depth=2, heads=4)
 
 

@@ -224,14 +224,14 @@ def projection(width: int, hidden: int) -> nn.Sequential:
 def trunk_of(model: nn.Module, name: str) -> nn.Sequential:
     """Return the layers before the head, without the pooling and, if there is one, the normalisation before it."""
     if not isinstance(model, nn.Sequential) or not isinstance(model[-1], nn.Linear):
-        raise ConfigError(f"{name}: only a layer sequence with a linear head can be pretrained. Fix: wrn-16-4.")
+        raise ConfigError(f"{name}: only a layer sequence with a linear head can be pretrained. Fix: use wrn-16-4.")
     end = len(model) - 1
     while end and not any(p.requires_grad for p in model[end - 1].parameters()):
         end -= 1
     if end and not any(isinstance(m, nn.Conv2d | nn.Linear) for m in model[end - 1].modules()):
         end -= 1
     if not end:
-        raise ConfigError(f"{name}: it has no layers before its head to pretrain. Fix: wrn-16-4.")
+        raise ConfigError(f"{name}: it has no layers before its head to pretrain. Fix: use wrn-16-4.")
     return nn.Sequential(*list(model)[:end])
 
 

@@ -142,7 +142,7 @@ def _whiten(patches: Tensor, bank: Bank, floor: float, rng: torch.Generator) -> 
     norms = white.norm(dim=1)
     white, count = F.normalize(white[norms > norms.median()], dim=1), len(bank.dictionary)
     if len(white) < count:
-        raise ConfigError(f"a bank of {count} patches cannot be filled with {len(white)}. Fix: more patches.")
+        raise ConfigError(f"a bank of {count} patches cannot be filled with {len(white)}. Fix: use more patches.")
     return whitening, white[torch.randperm(len(white), generator=rng)[:count]] @ whitening
 
 
@@ -191,7 +191,7 @@ def load_or_compute(
 def _build(settings: DictionarySettings) -> Featured:
     model = build(settings.model, settings.shape, classes=2, seed=settings.seed)
     if not isinstance(model, Featured) or not isinstance(model.prefix, Patches):
-        raise ConfigError(f"{settings.model}: only patch models have a dictionary. Fix: patches-1024.")
+        raise ConfigError(f"{settings.model}: only patch models have a dictionary. Fix: use patches-1024.")
     return model
 
 

@@ -86,7 +86,7 @@ def load_pipeline(model: str) -> Any:
         ) from exc
     local = Path(model).is_dir()
     if not local and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model):
-        raise ConfigError(f"{model}: there is no such folder. Fix: the folder of a downloaded pipeline.")
+        raise ConfigError(f"{model}: there is no such folder. Fix: give the folder of a downloaded pipeline.")
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
@@ -100,7 +100,7 @@ def load_pipeline(model: str) -> Any:
         where = "in this folder" if local else "in the local cache or on the hub"
         raise ConfigError(
             f"{model}: there is no text-to-image pipeline in safetensors format {where}. "
-            "Fix: the path of a downloaded pipeline, or a machine with access to the hub."
+            "Fix: give the path of a downloaded pipeline, or a machine with access to the hub."
         ) from exc
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -110,16 +110,16 @@ def _require_no_code(folder: Path) -> None:
     """Refuse a folder that contains code: a pipeline may only have weights and settings for two known libraries."""
     code = next(folder.rglob("*.py"), None)
     if code is not None:
-        raise ConfigError(f"{code}: code in a pipeline's folder is never run. Fix: a pipeline without code.")
+        raise ConfigError(f"{code}: code in a pipeline's folder is never run. Fix: use a pipeline without code.")
     index = folder / "model_index.json"
     parts = _read_object(index)
     if parts is None:
-        raise ConfigError(f"{index}: cannot be read. Fix: the folder of a complete pipeline.")
+        raise ConfigError(f"{index}: cannot be read. Fix: give the folder of a complete pipeline.")
     libraries = [part[0] for part in parts.values() if isinstance(part, list) and part]
     unknown = [str(name) for name in libraries if name not in ("diffusers", "transformers", None)]
     if unknown:
         raise ConfigError(
-            f"{index}: needs code from {unknown[0]!r}. Fix: a pipeline that uses only diffusers and transformers."
+            f"{index}: needs code from {unknown[0]!r}. Fix: use a pipeline that uses only diffusers and transformers."
         )
 
 
@@ -136,7 +136,7 @@ def _require_same(path: Path, about: dict[str, Any]) -> None:
     """Require a new folder, or one whose images were made with the same settings."""
     if path.exists():
         if _read_object(path) != about:
-            raise ConfigError(f"{path.parent}: has images made with other settings ({path}). Fix: another --out.")
+            raise ConfigError(f"{path.parent}: has images made with other settings ({path}). Fix: use another --out.")
         return
     if path.parent.exists() and any(path.parent.iterdir()):
-        raise ConfigError(f"{path.parent}: is not empty. Fix: another --out.")
+        raise ConfigError(f"{path.parent}: is not empty. Fix: use another --out.")

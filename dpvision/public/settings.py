@@ -98,8 +98,8 @@ class PretrainSettings:
             raise ConfigError(f"hidden is {self.hidden}: it must be a multiple of {GROUPS}, such as 512.")
         if self.batch > self.images:
             raise ConfigError(
-                f"batch is {self.batch:,}, but there are only {self.images:,} distinct images. Fix: a smaller --batch, "
-                "or a larger --count."
+                f"batch is {self.batch:,}, but there are only {self.images:,} distinct images. Fix: use a "
+                "smaller --batch, or a larger --count."
             )
 
     def rate(self, step: int) -> float:

@@ -41,7 +41,7 @@ Rows = NDArray[np.int64]
 def split(source: Dataset, out: Path, *, public: int, seed: int) -> dict[str, Any]:
     """Write public.npz, private.npz and split.json into a new folder; return the contents of split.json."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: has other files in it. Fix: a new folder for --out.")
+        raise ConfigError(f"{out}: has other files in it. Fix: use a new folder for --out.")
     train, others = source.train, {"val": source.val, "test": source.test}
     other_persons = [s.persons for s in others.values() if s is not None and s.persons is not None]
     rows = choose(
@@ -98,7 +98,7 @@ def choose(
     if per_class < 1:
         raise ConfigError(
             f"{count} public images are too few for {len(classes)} classes: each needs at least one. "
-            f"Fix: --public {len(classes)} or more."
+            f"Fix: use --public {len(classes)} or more."
         )
     eligible = np.ones(len(labels), dtype=np.bool_)
     if persons is not None and staying is not None:
@@ -126,7 +126,7 @@ def hold_out(labels: Rows, *, share: float, seed: int, persons: NDArray[Any] | N
     if share and (not chosen.any() or len(np.unique(labels[~chosen])) < len(np.unique(labels))):
         raise ConfigError(
             f"--hold-out {share:g} of {len(labels):,} public images leaves no image to evaluate on, or a class without "
-            "training images. Fix: another share."
+            "training images. Fix: use another share."
         )
     return chosen
 
@@ -184,7 +184,7 @@ def _choose_persons(
     if empty:
         raise ConfigError(
             f"class {empty[0]!r}: no person fits into {per_class} public images per class, because all images of a "
-            "person must be in one part. Fix: a larger --public."
+            "person must be in one part. Fix: use a larger --public."
         )
     return np.flatnonzero(public[number])
 
@@ -195,7 +195,7 @@ def _require_enough(counts: Rows, per_class: int, classes: Sequence[str], *, all
         return
     whose = "" if all_eligible else " from persons who are in no other split"
     limit = max(0, int(counts[smallest]) - 1) * len(classes)
-    fix = f"--public {limit} at most" if limit else "more images of it, or other classes"
+    fix = f"use --public {limit} or less" if limit else "use more images of it, or other classes"
     raise ConfigError(
         f"class {classes[smallest]!r} has {counts[smallest]:,} training images{whose}: making {per_class:,} per class "
         f"public would leave none private. Fix: {fix}."

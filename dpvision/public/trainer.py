@@ -112,7 +112,7 @@ def train(task: Task, folder: Path, *, steps: int, seconds: float = math.inf, **
             return False
         step, loss = task.step, task.train_step()
         if not math.isfinite(loss):
-            raise ConfigError(f"step {step}: the loss is {loss}. Fix: a smaller --lr, and another --out.")
+            raise ConfigError(f"step {step}: the loss is {loss}. Fix: use a smaller --lr, and another --out.")
         now = time.monotonic()
         task.seconds = now - began
         if now - saved >= control.get("save_every", 60.0):
@@ -130,13 +130,13 @@ def train(task: Task, folder: Path, *, steps: int, seconds: float = math.inf, **
 def require_free(folder: Path, kind: type[Task]) -> None:
     """Require a new or empty folder, or that of a stopped run, so that nothing is overwritten."""
     if not kind.extendable and (folder / "card.json").exists():
-        raise ConfigError(f"{folder}: this {kind.name} is finished. Fix: another --out.")
+        raise ConfigError(f"{folder}: this {kind.name} is finished. Fix: use another --out.")
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
+        raise ConfigError(f"{folder}: is not a folder. Fix: use another --out.")
     if not folder.exists() or (folder / STATE).exists():
         return
     if not all(map(files.is_unfinished, folder.iterdir())):
-        raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
+        raise ConfigError(f"{folder}: has other files in it. Fix: use a new folder for --out.")
 
 
 def save(task: Task, folder: Path) -> None:
@@ -154,20 +154,20 @@ def resume(task: Task, folder: Path, *, steps: int) -> None:
     header = safetensors.read(path).header
     bad_header = f"{path}: its header is not that of a {task.name}"
     if not _fixed_entries(task).keys() <= header.keys():
-        raise DataError(f"{bad_header}. Fix: another --out.")
+        raise DataError(f"{bad_header}. Fix: use another --out.")
     for difference, entries in task.started_with().items():
         if any(header[key] != value for key, value in entries.items()):
-            raise ConfigError(f"{folder}: was started with {difference}. Fix: the same, or another --out.")
+            raise ConfigError(f"{folder}: was started with {difference}. Fix: use the same, or another --out.")
     tensors, _ = safetensors.load(path, task.tensors())
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise DataError(f"{path}: has weights that are not finite. Fix: another --out.")
+        raise DataError(f"{path}: has weights that are not finite. Fix: use another --out.")
     try:
         task.restore_position(header)
         task.devices = tuple(str(name) for name in json.loads(header.get("devices", "[]")))
     except safetensors.UNSOUND as exc:
-        raise DataError(f"{bad_header} ({exc}). Fix: another --out.") from exc
+        raise DataError(f"{bad_header} ({exc}). Fix: use another --out.") from exc
     if not 0 <= task.step <= (MAX_STEPS if task.extendable else steps) or not 0 <= task.seconds < math.inf:
-        raise DataError(f"{bad_header}: step {task.step} after {task.seconds} s is impossible. Fix: another --out.")
+        raise DataError(f"{bad_header}: step {task.step} after {task.seconds} s is impossible. Fix: use another --out.")
     with torch.no_grad():
         for name, tensor in task.tensors().items():
             tensor.copy_(tensors[name])

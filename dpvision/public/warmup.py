@@ -81,7 +81,7 @@ class WarmUp(Task):
     ) -> None:
         self.settings, self.sources, self.classes = settings, sources, tuple(classes)
         if settings.balance and len(sources) < 2:
-            raise ConfigError("--balance also needs synthetic images. Fix: --also SOURCE, or leave --balance out.")
+            raise ConfigError("--balance also needs synthetic images. Fix: use --also SOURCE, or leave --balance out.")
         self.device = find_device(str(device))
         self._images = Images(sources, classes=len(classes))
         first = sources[0]
@@ -160,7 +160,7 @@ class WarmUp(Task):
             loss += F.cross_entropy(outputs, labels, reduction="sum").item()
             correct += int((outputs.argmax(1) == labels).sum())
         if not math.isfinite(loss):
-            raise ConfigError(f"the final loss on public images is {loss}. Fix: a smaller --lr.")
+            raise ConfigError(f"the final loss on public images is {loss}. Fix: use a smaller --lr.")
         return {"images": len(rows), "loss": loss / len(rows), "accuracy": correct / len(rows)}
 
     def started_with(self) -> dict[str, dict[str, str]]:

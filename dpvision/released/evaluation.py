@@ -229,7 +229,7 @@ def _read(path: Path, form: str, weights: str, check: Callable[[dict[str, Any]],
     if content.get("format") != form:
         raise DataError(f"{path}: not a valid file of an evaluation. {fix}")
     if content.get("weights_digest") != weights:
-        raise DataError(f"{path}: belongs to other weights than those of this run. {fix}")
+        raise DataError(f"{path}: does not belong to the weights of this run. {fix}")
     try:
         return check(content)
     except (KeyError, ValueError, TypeError, OverflowError, Refusal) as exc:

@@ -74,7 +74,7 @@ def require_free(out: Path, *, to: str, force: bool) -> None:
     if out.suffix != f".{to}":
         raise ConfigError(f"{out}: with --to {to}, the name must end in .{to}. Fix: choose another --out.")
     if out.is_dir() or (out.exists() and not force):
-        raise ConfigError(f"{out}: exists already. Fix: choose another --out, or use --force to overwrite it.")
+        raise ConfigError(f"{out}: already exists. Fix: choose another --out, or use --force to overwrite it.")
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: create it, or choose another --out.")
 
@@ -83,7 +83,7 @@ def _header(weights: Path, card: Mapping[str, Any]) -> dict[str, str]:
     """Return the metadata of the weights, with the card, which must be about these weights."""
     header = safetensors.read(weights).header
     if card.get("weights_digest") != header["digest"]:
-        raise DataError(f"{weights}: the card is that of other weights. Fix: run `dpvision report` on the run first.")
+        raise DataError(f"{weights}: the card is for different weights. Fix: run `dpvision report` on the run first.")
     entries = {key: value for key, value in header.items() if key not in ("digest", "signature")}
     return {
         **entries,

@@ -8,6 +8,8 @@ card.json, card.md           the guarantee, how the release was made, and its li
 report.html                  the card as a web page
 README.md                    how to read and use the release
 audit.json, audit.svg        lower bounds on epsilon, if `dpvision audit` was run
+evidence.html                the document for a data protection officer, if `dpvision evidence` was run
+signature.json               who vouches for the bytes of all these files, if `dpvision sign` was run
 
 The folder is written under a temporary name and renamed when it is complete. No row is left out: the number of rows is
 public.
@@ -15,7 +17,7 @@ public.
 `read_release` reads a folder of any origin strictly: settings, event and files must agree. What can be computed is not
 taken from card.json: the event follows from the settings, and the headers of the rows state whether their noise is
 secret. The digests on the card bind it to the bytes of its rows. They detect damage and careless edits, not forgery:
-someone who forges a whole folder can claim anything.
+someone who forges a whole folder can claim anything, unless it is verified by its signature (signatures.py).
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def create_folder(folder: Path) -> Iterator[Path]:
 def require_free(folder: Path) -> None:
     """Refuse a folder that is not empty or that cannot be created."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: exists already. Fix: choose another --out.")
+        raise ConfigError(f"{folder}: already exists. Fix: choose another --out.")
     above = next(path for path in Path(os.path.abspath(folder)).parents if path.exists())
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
         raise ConfigError(f"{folder}: {above} is not a folder with write access. Fix: choose another --out.")
@@ -225,7 +227,7 @@ class FinishedRelease:
     card: dict[str, Any]
     settings: Release  # complete
     event: Event
-    private: bool  # whether its noise is secret, by the headers of its rows
+    private: bool  # whether its noise is secret, according to the headers of its rows
 
     @property
     def sigma(self) -> float:
@@ -245,7 +247,7 @@ def read_release(folder: Path) -> FinishedRelease:
     card = _read_card(path)
     if card.get("files") != digest_files(folder) or not set(schema["files"]) <= set(card["files"]):
         raise DataError(
-            f"{folder}: the digests on card.json are not those of its rows. Fix: copy the folder again. (A card "
+            f"{folder}: the digests in card.json do not match its rows. Fix: copy the folder again. (A card "
             "without digests was written by an earlier version, and nothing shows which rows it belongs to.)"
         )
     read_rows(folder)  # checks their number and width
@@ -279,7 +281,7 @@ def _settings(path: Path, card: dict[str, Any], schema: dict[str, Any]) -> Relea
     try:
         settings = Release(**check_values(Release, card["config"], source=str(path)))
         if not settings.is_complete or settings.rows != schema["rows"]:
-            raise ConfigError("they are incomplete, or their number of rows is another")
+            raise ConfigError("they are incomplete, or their number of rows differs")
         if settings.class_counts is not None and len(settings.class_counts) != len(schema["classes"]):
             raise ConfigError("class_counts must be one number for each class")
         settings.event(settings.sigma or 0.0, len(schema["classes"]))

@@ -64,11 +64,7 @@ def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
     """Load the model from a run folder or from a weights.safetensors file."""
     path = run / "weights.safetensors" if run.is_dir() else run
     if not path.exists():
-        fix = (
-            f"finish the run with `dpvision resume {run}`"
-            if (run / "operator").is_dir()
-            else "give the folder of a run"
-        )
+        fix = Run(run).advise() if (run / "operator").is_dir() else "give the folder of a run"
         raise DataError(f"{path}: there is no released model here. Fix: {fix}.")
     header = safetensors.read(path).header
     try:
@@ -220,5 +216,6 @@ def _require_same_shape(source: str, shape: tuple[int, ...], network: Model) -> 
     if (channels, height, width) != network.shape:
         raise DataError(
             f"{source}: its images are {height}x{width}x{channels}, and the model takes "
-            f"{network.shape[1]}x{network.shape[2]}x{network.shape[0]}. Fix: images of that shape."
+            f"{network.shape[1]}x{network.shape[2]}x{network.shape[0]}. Fix: use images of "
+            f"that shape, or for image files --size {network.shape[1]}x{network.shape[2]}."
         )

@@ -14,6 +14,7 @@ from dpvision.core.events import MAX_COUNT, Budget, Composed, Event, PoissonGaus
 from dpvision.errors import ConfigError
 from dpvision.settings import gdp, quick
 from dpvision.settings.figures import describe
+from dpvision.settings.meaning import attack_success
 
 MIN_SIGMA, MAX_SIGMA = 0.05, 1e6
 MAX_STEPS = MAX_COUNT
@@ -34,24 +35,51 @@ def sigma_of(
     if not kinds:
         raise ConfigError("there is no noise to calibrate: the number of steps and the sampling rate must be above 0.")
     _require_remaining_budget(budget, before)
-    # The central limit is not a bound but a good first guess: the bracket grows from there until it has the answer.
+    # The central limit is not a bound but a good first guess.
     mu = gdp.mu_of_point(budget.epsilon, budget.delta)
     start = max(gdp.central_limit_sigma(mu, rate=rate, steps=steps) for rate, _, steps in kinds)
+    value = _least_sigma(lambda x: _within(budget, event(x), before), start=start)
+    if value is None:
+        raise ConfigError(
+            f"no noise multiplier keeps this within epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
+            f"{describe(event(MAX_SIGMA))}. Fix: fewer steps, or a larger epsilon or delta."
+        )
+    return _confirm(value, budget, event, before, 1 + PRECISION, confirm=confirm)
+
+
+def sigma_for_attack(success: float, *, chance: float, rate: float, steps: int) -> float:
+    """Return the smallest noise multiplier with which no attack with this chance has more success."""
+    from scipy.stats import norm
+
+    def holds(sigma: float) -> bool:
+        return float(attack_success(PoissonGaussian(rate, sigma, steps), [chance], by=quick)[0]) <= success
+
+    mu = max(float(norm.ppf(success) - norm.ppf(chance)), 1e-6)
+    value = _least_sigma(holds, start=gdp.central_limit_sigma(mu, rate=rate, steps=steps))
+    if value is None:
+        raise ConfigError(
+            f"no noise multiplier keeps the success of attacks at {success:g} for a chance of {chance:g} over "
+            f"{steps:,} steps. Fix: fewer steps, or a larger success."
+        )
+    return value
+
+
+def _least_sigma(holds: Callable[[float], bool], *, start: float) -> float | None:
+    """Return the least noise multiplier at which a monotone condition holds, on the safe side; None if there is none.
+
+    The bracket grows from `start` until it has the answer.
+    """
     high = min(max(start, MIN_SIGMA), MAX_SIGMA)
     low, step = high, 1.02
-    while not _within(budget, event(high), before):
+    while not holds(high):
         low, high, step = high, high * step, step * step
         if high > MAX_SIGMA:
-            raise ConfigError(
-                f"no noise multiplier keeps this within epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
-                f"{describe(event(MAX_SIGMA))}. Fix: fewer steps, or a larger epsilon or delta."
-            )
-    while low == high or _within(budget, event(low), before):
+            return None
+    while low == high or holds(low):
         if low == MIN_SIGMA:
-            return _confirmed(MIN_SIGMA, budget, event, before, 1 + PRECISION, confirm=confirm)
+            return MIN_SIGMA
         low, high, step = max(low / step, MIN_SIGMA), low, step * step
-    value = _bisect(math.log(low), math.log(high), lambda x: _within(budget, event(math.exp(x)), before))
-    return _confirmed(math.exp(value), budget, event, before, 1 + PRECISION, confirm=confirm)
+    return math.exp(_bisect(math.log(low), math.log(high), lambda x: holds(math.exp(x))))
 
 
 def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
@@ -62,17 +90,17 @@ def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] 
 
     _require_remaining_budget(budget, before)
     if _within(budget, event(1.0), before):
-        return _confirmed(1.0, budget, event, before, 1 - PRECISION, confirm=confirm)
+        return _confirm(1.0, budget, event, before, 1 - PRECISION, confirm=confirm)
     low = 0.5
     while not _within(budget, event(low), before):
         low /= 2
         if low < 1e-12:
             raise ConfigError(
                 f"no sampling rate keeps {steps:,} steps at sigma {sigma:g} within epsilon {budget.epsilon:g} at delta "
-                f"{budget.delta:g}. Fix: more noise, or fewer steps."
+                f"{budget.delta:g}. Fix: use more noise, or fewer steps."
             )
     value = -_bisect(-math.log(2 * low), -math.log(low), lambda x: _within(budget, event(math.exp(-x)), before))
-    return _confirmed(math.exp(value), budget, event, before, 1 - PRECISION, confirm=confirm)
+    return _confirm(math.exp(value), budget, event, before, 1 - PRECISION, confirm=confirm)
 
 
 def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...] = (), confirm: bool = True) -> int:
@@ -85,7 +113,7 @@ def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...
     if not _within(budget, event(1), before):
         raise ConfigError(
             f"even one step at sigma {sigma:g} and rate {rate:g} exceeds epsilon {budget.epsilon:g} at delta "
-            f"{budget.delta:g}. Fix: more noise, or a larger epsilon."
+            f"{budget.delta:g}. Fix: use more noise, or a larger epsilon."
         )
     low, high = 1, 2
     while _within(budget, event(high), before):
@@ -118,7 +146,7 @@ def _truly_within(budget: Budget, event: Event, before: tuple[Event, ...]) -> bo
     return accountant.epsilon(Composed((*before, event)), budget.delta) <= budget.epsilon
 
 
-def _confirmed(
+def _confirm(
     value: float,
     budget: Budget,
     event: Callable[[float], Event],
@@ -134,13 +162,13 @@ def _confirmed(
         factor *= factor  # take larger steps each time; a tiny one is usually enough
     raise ConfigError(
         f"dp-accounting cannot confirm epsilon {budget.epsilon:g} at delta {budget.delta:g} for this many steps: "
-        "its rounding error exceeds the budget. Fix: fewer steps, or a larger delta."
+        "its rounding error exceeds the budget. Fix: use fewer steps, or a larger delta."
     )
 
 
 def _require_remaining_budget(budget: Budget, before: tuple[Event, ...]) -> None:
     if before and quick.epsilon(Composed(before), budget.delta) >= budget.epsilon:
         raise ConfigError(
-            f"earlier runs have already spent epsilon {budget.epsilon:g} at delta {budget.delta:g}. Fix: a larger "
+            f"earlier runs have already spent epsilon {budget.epsilon:g} at delta {budget.delta:g}. Fix: use a larger "
             "epsilon, or other data."
         )

@@ -16,9 +16,14 @@ def upper(value: float | None, digits: int = 2) -> str:
         return "none"
     if math.isinf(value):
         return _infinite(value)
-    if 0 < value < 0.1:
-        digits = max(digits, 1 - math.floor(math.log10(value)))
+    digits = _digits(value, digits)
     return f"{math.ceil(value * 10**digits - ARITHMETIC) / 10**digits:.{digits}f}"
+
+
+def round_down(value: float) -> float:
+    """Round a positive number down to the digits that `upper` shows."""
+    scale = 10.0 ** _digits(value, 2)
+    return math.floor(value * scale + ARITHMETIC) / scale
 
 
 def lower(value: float, digits: int = 2) -> str:
@@ -26,6 +31,10 @@ def lower(value: float, digits: int = 2) -> str:
     if math.isinf(value):
         return _infinite(value)
     return f"{math.floor(value * 10**digits + ARITHMETIC) / 10**digits:.{digits}f}"
+
+
+def _digits(value: float, digits: int) -> int:
+    return max(digits, 1 - math.floor(math.log10(value))) if 0 < value < 0.1 else digits
 
 
 def _infinite(value: float) -> str:

@@ -9,17 +9,14 @@ from typing import Any
 from dpvision.core import accountant
 from dpvision.core.events import Budget, PoissonGaussian
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate, gdp, quick
-from dpvision.settings.figures import describe
+from dpvision.settings import auto, calibrate, gdp, meaning, quick
+from dpvision.settings.figures import describe, round_down
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import with_changes
 from dpvision.settings.training import HEAD_ON_FEATURES, Config
 
 # Default number of noisy sums of a head on features: the mean row, and then steps or one vector of class statistics.
 HEAD_SUMS = {"descent": 100, "newton": 21, "moments": 2, "lda": 2}
-# Below this product of n and epsilon, the noise of many steps outweighs what they learn (digits, 1,437 images: at
-# epsilon 0.1, lda reached 39% and descent 14%; at 0.5, they reached 83% and 85%).
-SMALL_DATA = 500
 # Descent: the noise allowed in the final weights, for rows of norm 1 and scores that are logits; and the largest
 # learning rate. Along a row of norm 1, the loss has curvature at most 1/2, so plain descent is stable up to 4.
 NOISE_OF_SCORES, LARGEST_RATE = 0.5, 4.0
@@ -33,6 +30,8 @@ def plan(
     epsilon: float | None = None,
     sigma: float | None = None,
     delta: float = 1e-5,
+    attack_success: float | None = None,
+    at_fpr: float = 0.01,
     confirm: bool = False,
 ) -> dict[str, Any]:
     """Solve for whichever of sigma, epsilon, steps and batch is missing.
@@ -40,18 +39,27 @@ def plan(
     given                       solved for
     epsilon, not sigma          the smallest sigma (batch and steps have defaults)
     sigma, not epsilon          epsilon
+    attack_success              epsilon: the largest with which no membership test with false positive rate `at_fpr`
+                                finds a larger share of the members, for this batch and number of steps
     both, not steps             the largest number of steps
     both and steps, not batch   the largest expected batch
     all four                    an error: nothing is missing
     """
-    if n < 1:
-        raise ConfigError(f"n is {n}: the number of units must be at least 1.")
-    if batch is not None and not 0 < batch <= n:
-        raise ConfigError(f"batch is {batch} and n is {n}: it must be 0 < batch <= n.")
-    if steps is not None and steps < 1:
-        raise ConfigError(f"steps is {steps}: it must be at least 1.")
+    _require_counts(n, batch, steps)
+    if attack_success is not None:
+        if epsilon is not None or sigma is not None:
+            raise ConfigError("--attack-success computes epsilon and the noise. Fix: leave --epsilon and --sigma out.")
+        batch = default_batch(n) if batch is None else batch
+        steps = default_steps(n, batch) if steps is None else steps
+        epsilon = _epsilon_for_attack(attack_success, at_fpr, rate=batch / n, steps=steps, delta=delta)
+        answer = plan(n=n, batch=batch, steps=steps, epsilon=epsilon, delta=delta, confirm=confirm)
+        event, by = PoissonGaussian(batch / n, answer["sigma"], steps), accountant if confirm else quick
+        success = float(meaning.attack_success(event, [at_fpr], by=by)[0])
+        return {**answer, "epsilon": epsilon, "solved_for": "epsilon", "at_fpr": at_fpr, "attack_success": success}
     if epsilon is None and sigma is None:
-        raise ConfigError("plan needs --epsilon (to compute the noise) or --sigma (to compute epsilon).")
+        raise ConfigError(
+            "plan needs --epsilon or --attack-success (to compute the noise), or --sigma (to compute epsilon)."
+        )
     solved_for = "epsilon" if epsilon is None else "sigma" if sigma is None else "steps" if steps is None else "batch"
     if solved_for == "batch" and batch is not None:
         raise ConfigError("batch, steps, sigma and epsilon are all given. Fix: leave out the one to compute.")
@@ -61,7 +69,7 @@ def plan(
         if quick.epsilon(PoissonGaussian(1 / n, sigma, steps), delta) > budget.epsilon:
             raise ConfigError(
                 f"even an expected batch of 1 in {n:,} exceeds epsilon {budget.epsilon:g} at sigma {sigma:g} and "
-                f"{steps:,} steps. Fix: more noise, fewer steps, or a larger epsilon."
+                f"{steps:,} steps. Fix: use more noise, fewer steps, or a larger epsilon."
             )
         batch = max(1, int(calibrate.rate(budget, sigma=sigma, steps=steps, confirm=confirm) * n))
     batch = default_batch(n) if batch is None else batch
@@ -73,6 +81,33 @@ def plan(
     if sigma is None:
         sigma = calibrate.sigma(budget, rate=rate, steps=steps, confirm=confirm)
     return _answer(n, batch, PoissonGaussian(rate, sigma, steps), delta, solved_for=solved_for, confirm=confirm)
+
+
+def _require_counts(n: int, batch: int | None, steps: int | None) -> None:
+    if n < 1:
+        raise ConfigError(f"n is {n}: the number of units must be at least 1.")
+    if batch is not None and not 0 < batch <= n:
+        raise ConfigError(f"batch is {batch} and n is {n}: it must be 0 < batch <= n.")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"steps is {steps}: it must be at least 1.")
+
+
+def _epsilon_for_attack(success: float, chance: float, *, rate: float, steps: int, delta: float) -> float:
+    """Return the largest epsilon, rounded down as for `--epsilon`, that keeps the success of attacks at most here."""
+    if not 0 < chance < success < 1:
+        raise ConfigError(
+            f"--attack-success is {success:g} and --at-fpr is {chance:g}: both must be between 0 and 1, and the "
+            "success must be the larger one, since guessing succeeds as often as it is wrong. "
+            f"Fix: --attack-success 0.05 --at-fpr 0.01."
+        )
+    sigma = calibrate.sigma_for_attack(success, chance=chance, rate=rate, steps=steps)
+    epsilon = round_down(quick.epsilon(PoissonGaussian(rate, sigma, steps), delta))
+    if not 0 < epsilon < math.inf:
+        raise ConfigError(
+            f"no epsilon at delta {delta:g} keeps the success of attacks at {success:g}. Fix: a larger "
+            "--attack-success, or another --delta."
+        )
+    return epsilon
 
 
 def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:
@@ -175,12 +210,13 @@ def complete(config: Config, n: int) -> Config:
         raise ConfigError(f"n is {n}: private training needs at least 2 units.")
     if config.head is not None:
         return _complete_head(config, n)
+    config = auto.fit(config, n)
     model = config.model or ("patches-1024" if config.prior or config.recipe == "patches" else default_model(n))
     prior = config.prior or ("patches" if model.startswith("patches-") and not config.pretrained else None)
     batch = n if config.full_batch else default_batch(n) if config.batch is None else config.batch
     if batch > n:
         raise ConfigError(
-            f"batch is {batch} and n is {n}: the expected batch cannot exceed n. Fix: --batch {default_batch(n)}."
+            f"batch is {batch} and n is {n}: the expected batch cannot exceed n. Fix: use --batch {default_batch(n)}."
         )
     _require_small_delta(config, n)
     steps = default_steps(n, batch) if config.steps is None else config.steps
@@ -200,11 +236,11 @@ def complete(config: Config, n: int) -> Config:
         if config.probe_share and not whole.probe_steps:
             raise ConfigError(
                 f"probe_share is {config.probe_share:g}: a single step already uses more than that share of epsilon. "
-                "Fix: a larger share, or --probe-steps."
+                "Fix: use a larger share, or --probe-steps."
             )
     if whole.probe_steps > steps:
         raise ConfigError(
-            f"probe_steps is {whole.probe_steps}, but there are only {steps} steps. Fix: a smaller --probe-steps."
+            f"probe_steps is {whole.probe_steps}, but there are only {steps} steps. Fix: use a smaller --probe-steps."
         )
     return whole
 
@@ -213,7 +249,7 @@ def _require_small_delta(config: Config, n: int) -> None:
     if config.delta * n >= 1:
         raise ConfigError(
             f"delta is {config.delta:g} and n is {n}: a delta of 1/n or more would allow disclosing a unit completely. "
-            f"Fix: a --delta well below {1 / n:.2g}, such as 1e-5."
+            f"Fix: use a --delta well below {1 / n:.2g}, such as 1e-5."
         )
 
 
@@ -222,7 +258,8 @@ def _complete_head(config: Config, n: int) -> Config:
     _require_small_delta(config, n)
     head = config.head
     if head == "auto":
-        head = "newton" if config.synthetic else "lda" if n * config.epsilon < SMALL_DATA else "descent"
+        head, reason = auto.choose_head(n=n, epsilon=config.epsilon, public=bool(config.synthetic))
+        config = replace(config, chosen_by=f"auto: {reason}")
     assert head in HEAD_SUMS
     steps = HEAD_SUMS[head] if config.steps is None else config.steps
     if steps < 2 or (HEAD_SUMS[head] == 2 and steps != 2):
@@ -232,8 +269,8 @@ def _complete_head(config: Config, n: int) -> Config:
         )
     if head == "newton" and not config.synthetic:
         raise ConfigError(
-            "head is 'newton', which needs features of public images. Fix: --public FILE.npz with train_features, or "
-            "--head descent."
+            "head is 'newton', which needs features of public images. Fix: use --public FILE.npz with "
+            "train_features, or --head descent."
         )
     if config.synthetic and head in ("descent", "moments"):
         raise ConfigError(f"public features are given, but {head} does not use any. Fix: leave --public or --head out.")

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 DEFAULT_DRAWN = 3
 MAX_RANK, MIN_RANK = 800, 20
+# Moments of fewer than 10,000 images have so few directions that n times epsilon is at least 15 for each. With more,
+# noise hides the smaller classes (two classes, one with 10% of 2,000 images, epsilon 1, 400 directions: never found).
+FEW_IMAGES, PER_DIRECTION = 10_000, 15
 MAX_DELTA = 0.1  # as a fraction of the probability that a record is in any row
 # nu*/mu of `optimal_nu`, as a constant: computing it would need scipy, which is slow to import.
 NU_OVER_MU = 0.5049762122278388
@@ -64,12 +67,16 @@ class Release:
     recipe: str = setting(
         "moments", group="Model", option=False, help="Settings to start from, by name; `dpvision recipes` lists them."
     )
+    chosen_by: str | None = setting(
+        None, group="Model", option=False,
+        help="If the encoder was not given: the public numbers that it followed from.",
+    )
     kind: str = setting(
         "moments", group="Released rows", option=False, choices=tuple(KINDS),
         help="What is released: noisy moments of each class, noisy mixtures of records, or rows of a published method.",
     )
     encoder: str | None = setting(
-        None, group="Model", shown="scatter-linear for grey images, patches-256 for colour",
+        None, group="Model", shown="a downloaded network; else scatter-linear for grey images, patches-256 for colour",
         help="Encoder that computes the features: pixels, scatter-linear, patches-256, or a network with --weights.",
     )
     weights: str | None = setting(
@@ -77,7 +84,8 @@ class Release:
         help="Public weights of the encoder: a .safetensors file, or a name of `dpvision weights list`.",
     )
     rank: int | None = setting(
-        None, group="Model", at_least=0, shown="800, at most a quarter of n; 0 with --weights or --bound",
+        None, group="Model", at_least=0,
+        shown="800, at most a quarter of n; fewer for few images; 0 with --weights or --bound",
         help="Number of directions to keep when whitening the features with random images; 0 for no whitening.",
     )
     bound: float | None = setting(
@@ -209,7 +217,7 @@ class Release:
         if n < 2:
             raise ConfigError(f"n is {n}: a release needs at least 2 images.")
         if self.delta * n >= 1:
-            raise ConfigError(f"delta is {self.delta:g} and n is {n}. Fix: a --delta well below {1 / n:.2g}.")
+            raise ConfigError(f"delta is {self.delta:g} and n is {n}. Fix: use a --delta well below {1 / n:.2g}.")
         if self.class_counts is not None and len(self.class_counts) != classes:
             raise ConfigError(f"class_counts has {len(self.class_counts)} numbers, but there are {classes} classes.")
         rows = self.rows or max(n, self.of_kind.least_rows)
@@ -219,7 +227,7 @@ class Release:
         encoder = self.encoder or ("scatter-linear" if channels == 1 else "patches-256")
         rank = self.rank
         if rank is None:
-            rank = min(MAX_RANK, max(MIN_RANK, n // 4)) if self.weights is None and self.bound is None else 0
+            rank = self._rank(n) if self.weights is None and self.bound is None else 0
         drawn = self.drawn
         if drawn is None and self.sampling == "hierarchical":
             drawn = float(min(DEFAULT_DRAWN, classes))
@@ -234,9 +242,15 @@ class Release:
             if whole.sigma == calibrate.MIN_SIGMA:
                 raise ConfigError(
                     f"epsilon {self.epsilon:g} at delta {self.delta:g} would allow a sigma of {whole.sigma:g} or less, "
-                    "which protects nobody. Fix: a smaller --epsilon or --delta."
+                    "which protects nobody. Fix: use a smaller --epsilon or --delta."
                 )
         return whole
+
+    def _rank(self, n: int) -> int:
+        most = n // 4
+        if self.kind == "moments" and n < FEW_IMAGES:
+            most = min(most, int(n * self.epsilon / PER_DIRECTION))
+        return min(MAX_RANK, max(MIN_RANK, most))
 
     def _require_more_than_delta(self, classes: int) -> None:
         """Refuse a delta close to the probability that a record is in any row: it would allow rows without noise."""
@@ -244,8 +258,8 @@ class Release:
         if self.delta > MAX_DELTA * chance:
             raise ConfigError(
                 f"delta is {self.delta:g}, and a record is in any of {self.rows:,} rows with probability "
-                f"{chance:.2g}: such a large delta would allow almost no noise. Fix: a --delta below a tenth of that "
-                "probability, more --rows or a higher --degree."
+                f"{chance:.2g}: such a large delta would allow almost no noise. Fix: use a --delta below a "
+                "tenth of that probability, more --rows or a higher --degree."
             )
 
     def _degree(self, n: int, rows: int, classes: int) -> float:
@@ -343,7 +357,7 @@ def hierarchical(rows: int, *, degree: float, n: int, classes: int, drawn: float
     if rate > 1:
         raise ConfigError(
             f"degree {degree:g} with {drawn:g} of {classes} classes per row: the classes have fewer records than that. "
-            "Fix: a smaller --degree, or a larger --drawn."
+            "Fix: use a smaller --degree, or a larger --drawn."
         )
     return Scheduled(np.random.default_rng(seed).random((rows, classes)) < p, (rate,) * classes)
 
@@ -356,7 +370,7 @@ def optimal_nu(mu: float) -> float:
 
         bias ~ 1 / sqrt(nu ln(1 + mu^2 / nu^2)),   so   nu* = argmax of nu ln(1 + mu^2 / nu^2),   m* = nu* n / sqrt(T)
 
-    (the remark after the theorem says argmin; there is none, and the bias is smallest at the maximum). With nu = t mu,
+    (the remark after the theorem has argmin; there is none, and the bias is smallest at the maximum). With nu = t mu,
     that is mu t ln(1 + t^-2), so t* does not depend on mu: it is the root of ln(1 + t^-2) = 2 / (1 + t^2), and
     nu* = t* mu.
     """

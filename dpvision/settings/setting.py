@@ -118,11 +118,11 @@ def setting(default: Any, **about: Any) -> Any:
 
 def declared(kind: type) -> dict[str, Setting]:
     """Return the declarations of a settings class by name, in their order."""
-    return _declared(kind)
+    return _declarations(kind)
 
 
 @cache
-def _declared(kind: type) -> dict[str, Setting]:
+def _declarations(kind: type) -> dict[str, Setting]:
     hints = get_type_hints(kind)
     return {
         f.name: replace(f.metadata["setting"], name=f.name, default=f.default, hint=hints[f.name]) for f in fields(kind)
@@ -143,7 +143,7 @@ def check_values(kind: type, changes: Mapping[str, Any], *, source: str) -> dict
         key = raw.replace("-", "_")
         if key not in known:
             raise ConfigError(f"{source}: there is no setting {raw!r}. {did_you_mean(key, known, '')}".rstrip())
-        values[key] = _typed(known[key], value, source)
+        values[key] = _convert(known[key], value, source)
     return values
 
 
@@ -239,7 +239,7 @@ def with_share(config: T, share: float | None, *, source: str) -> T:
     return replace(config, test_share=share) if share else config  # type: ignore[type-var]
 
 
-def _typed(of: Setting, value: Any, source: str) -> Any:
+def _convert(of: Setting, value: Any, source: str) -> Any:
     """Return the value converted to the type of its field, or raise an error that names the right type."""
     kinds = of.kinds
     bad = ConfigError(f"{source}: {of.name} = {_short(value)} has the wrong type: it must be {_words(kinds)}.")

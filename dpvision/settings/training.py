@@ -76,6 +76,10 @@ class Config:
         "default", group="Model", option=False, on_card=False,
         help="Settings to start from, by name; `dpvision recipes` lists them.",
     )
+    chosen_by: str | None = setting(
+        None, group="Model", option=False, names_branch="never", on_card=False,
+        help="If `auto` chose the recipe: the public numbers that it followed from.",
+    )
     model: str | None = setting(
         None, group="Model", tunable=True, shown="linear below 5,000 units, else small-cnn",
         help="Network to train, such as small-cnn, wrn-16-4 or scatter-linear.",
@@ -154,6 +158,10 @@ class Config:
         None, group="Optimisation", above=0, resumable=True, tunable=True,
         shown="30 expected passes over the data, 50 below 5,000 units",
         help="Number of training steps.",
+    )
+    minutes: float | None = setting(
+        None, group="Optimisation", above=0, names_branch="never", on_card=False, shown="no limit",
+        help="With the recipe auto: choose a model whose training takes at most about this time on this machine.",
     )
     sigma: float | None = setting(
         None, group="Privacy", above=0, resumable=True, on_card=False, shown="smallest that keeps epsilon",
@@ -301,17 +309,17 @@ class Config:
             )
         if self.views < 1:
             raise ConfigError(
-                "k_base, k_self and k_diff are all 0, but an image needs at least one view. Fix: --k-base 1."
+                "k_base, k_self and k_diff are all 0, but an image needs at least one view. Fix: use --k-base 1."
             )
         if (self.probe_steps or self.probe_share) and self.part != "all":
             raise ConfigError(
-                f"part is {self.part!r}, but probe steps come before training all weights. Fix: --part all, or "
+                f"part is {self.part!r}, but probe steps come before training all weights. Fix: use --part all, or "
                 "--probe-steps 0."
             )
         if self.part == "centred-head" and (self.steps == 1 or not self.as_it_is):
             raise ConfigError(
                 "centred-head needs at least 2 steps (the first computes the mean of the features) and no augmented "
-                "views. Fix: --steps 2 or more, --k-base 1, and no --augment."
+                "views. Fix: use --steps 2 or more, --k-base 1, and no --augment."
             )
         if self.canaries != 0 and not 2 <= self.canaries <= MAX_CANARIES:
             raise ConfigError(
@@ -320,10 +328,6 @@ class Config:
             )
         if self.full_batch and self.batch not in (None, self.n):
             raise ConfigError(f"full_batch is set, but batch is {self.batch}. Fix: leave one of them out.")
-        if self.batch is not None and self.n is not None and self.batch > self.n:
-            raise ConfigError(
-                f"batch is {self.batch} and n is {self.n}: the expected batch cannot exceed n. Fix: a smaller --batch."
-            )
 
     @property
     def views(self) -> int:
@@ -350,26 +354,26 @@ class Config:
     def require_views(self) -> None:
         """Refuse views and public inputs that contradict each other."""
         if self.k_diff and not self.synthetic:
-            raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
+            raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: use --synthetic FOLDER_OR_NPZ.")
         if self.synthetic and not self.k_diff and self.assist == "none" and self.head is None:
             raise ConfigError(
-                "public images are given, but k_diff is 0 and assist is 'none', so none would be used. Fix: --k-diff "
-                "2, or --assist weights."
+                "public images are given, but k_diff is 0 and assist is 'none', so none would be used. Fix: "
+                "use --k-diff 2, or --assist weights."
             )
         if self.k_self and self.k_base + self.k_diff < 2:
             raise ConfigError(
                 f"k_self is {self.k_self}, but k_base + k_diff is {self.k_base + self.k_diff}: a mixture needs two "
-                "views. Fix: --k-base 2 or more, or --k-self 0."
+                "views. Fix: use --k-base 2 or more, or --k-self 0."
             )
         if self.k_base > 1 and not self.augment:
             raise ConfigError(
-                f"k_base is {self.k_base} without augment, so all views would be the image itself. Fix: --augment "
+                f"k_base is {self.k_base} without augment, so all views would be the image itself. Fix: use --augment "
                 "crop,flip, or --k-base 1."
             )
         if self.recipe.startswith(tuple(FROM_WEIGHTS)) and not self.pretrained:
             hint = next(text for kind, text in FROM_WEIGHTS.items() if self.recipe.startswith(kind))
             raise ConfigError(
-                f"recipe {self.recipe} starts from public weights, but none are given. Fix: --pretrained "
+                f"recipe {self.recipe} starts from public weights, but none are given. Fix: use --pretrained "
                 f"FILE.safetensors, {hint}."
             )
         self._require_assistance()
@@ -379,13 +383,13 @@ class Config:
         if self.assist == "none":
             return
         if not self.synthetic:
-            raise ConfigError(f"assist is {self.assist!r}: it needs public images. Fix: --public FOLDER_OR_NPZ.")
+            raise ConfigError(f"assist is {self.assist!r}: it needs public images. Fix: use --public FOLDER_OR_NPZ.")
         if self.part == "centred-head" or self.probe_steps or self.probe_share:
-            raise ConfigError(f"assist is {self.assist!r}, but training has two phases. Fix: --assist none.")
+            raise ConfigError(f"assist is {self.assist!r}, but training has two phases. Fix: use --assist none.")
         if WAYS[self.assist].each_view and self.unit == "person":
             raise ConfigError(
                 f"assist is {self.assist!r}: it perturbs the weights for each view of an image, but persons have "
-                "different numbers of images. Fix: --assist dope, mirror or adadps."
+                "different numbers of images. Fix: use --assist dope, mirror or adadps."
             )
 
     def without_folders(self) -> Config:
@@ -403,8 +407,19 @@ class Config:
 
 
 def merge(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
-    """Return `base` with `changes`, which are checked; an unknown key is an error with a suggestion."""
+    """Return `base` with `changes`, which are checked; an unknown key is an error with a suggestion.
+
+    Changes of the method by hand replace the recipe `auto` by `default`.
+    """
+    from dpvision.settings import auto
+
     values = check_values(type(base), changes, source=source)
+    if names := auto.by_hand(values):
+        if values.get("recipe", base.recipe) == auto.AUTO:
+            values["recipe"] = "default"
+            values["chosen_by"] = f"auto: settings are given by hand ({', '.join(names)}): default"
+        elif base.recipe != "default":
+            values.setdefault("chosen_by", None)
     if "lr" in values and values.setdefault("final_noise", None) is not None:
         raise ConfigError(f"{source}: lr and final_noise both set the learning rate. Fix: leave one of them out.")
     if values.get("batch") is not None:

@@ -34,7 +34,7 @@ def home() -> Path:
     if not place.is_absolute():
         raise ConfigError(
             f"DPVISION_HOME is {str(place)!r}, a relative path: each working directory would have a separate ledger "
-            f'with an unspent budget. Fix: an absolute path, such as DPVISION_HOME="$PWD/{place}".'
+            f'with an unspent budget. Fix: use an absolute path, such as DPVISION_HOME="$PWD/{place}".'
         )
     for folder in (place, place / "ledgers", place / "keys"):
         _require_owned(folder)

@@ -8,6 +8,7 @@ ledger.jsonl          account of the data set, without the fingerprint of the da
 card.md, card.json    the guarantee, for people and for programs
 report.html           the guarantee and the results on one page, with figures
 audit.json, audit.svg lower bounds on epsilon, from `dpvision audit` or from canaries in the run
+evidence.html         the document for a data protection officer; signature.json: who vouches for all these files
 operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
                       private data), canaries.json, membership.json, lira.json. Never release this folder.
 
@@ -48,7 +49,7 @@ MAX_BYTES = 1 << 30  # maximum size of a log, enough for millions of steps
 # Statements in the header of weights that must not be released.
 FIXED_KEY = "made with a fixed key, for tests only"
 NOT_PRIVATE = f"NO: {FIXED_KEY}"
-A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
+A_TRIAL = "NO: a trial of a tuning run, of which only the best may be released"
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,23 @@ class Run:
     def facts(self) -> dict[str, Any]:
         """Return the content of run.json: name, data, public inputs, whether the run is complete."""
         return read_json(self.operator / "run.json")
+
+    def advise(self) -> str:
+        """Return how to finish or replace a run without results: `dpvision resume`, if it can continue this run.
+
+        It cannot continue a finished run, a tuning run, a trial of one, or a run whose data is no longer there.
+        """
+        try:
+            facts = self.facts()
+        except DataError:
+            return "start a new run"
+        data = facts.get("data")
+        if "tuning" in facts:
+            return "start a new tuning run; a tuning run cannot be resumed"
+        is_there = isinstance(data, str) and (data == "digits" or Path(data).exists())
+        if facts.get("complete") is not False or "trial_of" in facts or not is_there:
+            return "start a new run"
+        return f"run `dpvision resume {self.folder}`"
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         files.write(self.operator / "run.json", json.dumps(facts, indent=1) + "\n")
@@ -137,16 +155,15 @@ def create_folder(folder: Path, *, mode: int) -> Iterator[Path]:
 def require_free(folder: Path) -> None:
     """Refuse a folder that is not empty, so that a run never overwrites files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        state = Run(folder).state
-        is_run = state.is_file() and state.stat().st_size  # and not a tuning run
-        resume = f", or `dpvision resume {folder}`" if is_run else ""
-        raise ConfigError(f"{folder}: exists already. Fix: another --out{resume}.")
+        advice = Run(folder).advise()
+        resume = f", or {advice}" if "dpvision resume" in advice else ""
+        raise ConfigError(f"{folder}: already exists. Fix: choose another --out{resume}.")
 
 
 def next_free() -> Path:
     """Return the first of runs/1, runs/2, ... that does not exist. With several ranks, require --out instead."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("--out is missing: several ranks must agree on the folder of the run. Fix: --out FOLDER.")
+        raise ConfigError("--out is missing: several ranks must agree on the folder of the run. Fix: use --out FOLDER.")
     return next(p for p in (Path("runs") / str(i) for i in itertools.count(1)) if not p.exists())
 
 

@@ -107,14 +107,14 @@ def cutout(images: Tensor, rng: UnitRandom, views: int, *, side: int | None = No
     """
     height, width = images.shape[-2:]
     side = min(height, width) // 2 if side is None else side
-    rows = _covered(rng.integers(height, views), height, side)
-    columns = _covered(rng.integers(width, views), width, side)
+    rows = _cover_mask(rng.integers(height, views), height, side)
+    columns = _cover_mask(rng.integers(width, views), width, side)
     rows, columns = send(rows, images.device), send(columns, images.device)
     hidden = rows[:, :, None, :, None] & columns[:, :, None, None, :]
     return torch.where(hidden, GREY, images)
 
 
-def _covered(centre: Tensor, length: int, side: int) -> Tensor:
+def _cover_mask(centre: Tensor, length: int, side: int) -> Tensor:
     """Return a mask of `length` positions that is true at the `side` positions from centre - side // 2 on."""
     distance = torch.arange(length) - (centre.unsqueeze(-1) - side // 2)
     return (distance >= 0) & (distance < side)

@@ -123,7 +123,9 @@ class Views:
             raise ConfigError(f"there is no mixing named {mix!r}. {did_you_mean(mix, MIXES)}")
         self._mix = MIXES[mix]
         if diff and public is None:
-            raise ConfigError(f"diff is {diff}, but there is no public set to draw from. Fix: a public set, or diff 0.")
+            raise ConfigError(
+                f"diff is {diff}, but there is no public set to draw from. Fix: pass a public set, or set diff to 0."
+            )
         if public is not None:
             _require_public(*public, classes)
         self._public = None if public is None else (public[0], public[1].long())
@@ -204,12 +206,14 @@ class Views:
         if not self.classes:
             raise ConfigError("classes is 0. Fix: give the number of classes.")
         if not self.count:
-            raise ConfigError("base, self_mix and diff are all 0, so images would have no views. Fix: base 1 or more.")
+            raise ConfigError(
+                "base, self_mix and diff are all 0, so images would have no views. Fix: set base to 1 or more."
+            )
         pool = self.base + self.diff
         if self.self_mix and pool < 2:
             raise ConfigError(
                 f"self_mix is {self.self_mix}, but base + diff is {pool}: a mixture needs two different views. "
-                "Fix: base 2 or more, or self_mix 0."
+                "Fix: set base to 2 or more, or self_mix to 0."
             )
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise ConfigError(f"alpha is {self.alpha}: Beta(alpha, alpha) needs a finite number above 0.")
@@ -238,7 +242,7 @@ def _require_public(images: Tensor, labels: Tensor, classes: int) -> None:
             f"has {tuple(images.shape)} and {labels.dtype} {tuple(labels.shape)}."
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise DataError(f"the public set: its pixels are {images.dtype}. Fix: uint8, or float in [-1, 1].")
+        raise DataError(f"the public set: its pixels are {images.dtype}. Fix: use uint8, or float in [-1, 1].")
     if images.dtype != torch.uint8 and not ((images >= -1) & (images <= 1)).all():
         raise DataError("the public set: some of its pixels are NaN or outside of [-1, 1]. Fix: scale them.")
     if labels.min() < 0 or labels.max() >= classes:

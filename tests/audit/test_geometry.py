@@ -123,7 +123,7 @@ def test_private_results_cannot_be_written_elsewhere(run: Run, trained: Path, tm
     (tmp_path / "aside").mkdir()
     (trained / "operator" / "link").symlink_to(tmp_path / "aside")
     code, _, err = run("geometry", trained, "digits", "--private", "--out", "link", *FEW)
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "already exists" in err
     assert _files(tmp_path) == before
 
 
@@ -148,7 +148,7 @@ def test_public_images_with_a_run_and_with_a_file(run: Run, trained: Path, tmp_p
     assert "warning" not in of_run and of_run["private"] is False and of_run["images"] == 60
     assert all(p.stat().st_mode & 0o777 == 0o644 for p in Path("geometry").iterdir())
     code, _, err = run("geometry", trained, source, *FEW)
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "already exists" in err
     code, _, err = run("geometry", trained / "weights.safetensors", source, *FEW, "--out", "again")
     assert code == 0, err
     assert json.loads(Path("again/geometry.json").read_text()) == of_run, "the header of a run's file names its model"

@@ -184,10 +184,10 @@ def test_changed_or_missing_rows_are_refused(copied: Path, released: Path) -> No
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match="the digests on card"):
+    with pytest.raises(DataError, match="the digests in card"):
         _run("audit", copied)
     path.unlink()
-    with pytest.raises(DataError, match="the digests on card"):
+    with pytest.raises(DataError, match="the digests in card"):
         _run("audit", copied)
 
 

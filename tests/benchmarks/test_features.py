@@ -41,20 +41,20 @@ def test_points_have_collapsed() -> None:
 def test_distances_by_trying_all(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = _classes(np.random.default_rng(2), 0.7)
     monkeypatch.setattr("benchmarks.measures.distance.AT_A_TIME", 9)
-    found = distances_to_others(x, y, pairs=50, rng=np.random.default_rng(5))
+    result = distances_to_others(x, y, pairs=50, rng=np.random.default_rng(5))
     rng = np.random.default_rng(5)
     i = rng.integers(100, size=50)
     j = (i + rng.integers(1, 100, size=50)) % 100
     assert (i != j).all()
-    for a, b, distance in zip(i, j, found, strict=True):
+    for a, b, distance in zip(i, j, result, strict=True):
         others = [np.linalg.norm((x[a] + x[b]) / 2 - z) for z, k in zip(x, y, strict=True) if k not in (y[a], y[b])]
         assert distance == pytest.approx(min(others), rel=1e-9)
 
 
 def test_a_mixture_on_another_class_and_no_other_class() -> None:
     x, y = np.array([[0.0], [1.0], [0.5]]), np.array([0, 1, 2])
-    found = distances_to_others(x, y, pairs=200, rng=np.random.default_rng(0))
-    assert set(np.round(found, 9)) == {0.0, 0.75}, "0 and 1 mix to 0.5, which is of class 2"
+    result = distances_to_others(x, y, pairs=200, rng=np.random.default_rng(0))
+    assert set(np.round(result, 9)) == {0.0, 0.75}, "0 and 1 mix to 0.5, which is of class 2"
     assert np.isinf(distances_to_others(x[:2], y[:2], pairs=3, rng=np.random.default_rng(0))).all()
     with pytest.raises(ConfigError, match="pair"):
         distances_to_others(x[:1], y[:1], pairs=3, rng=np.random.default_rng(0))

@@ -39,11 +39,11 @@ def test_a_card_is_described_in_one_json() -> None:
     process = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=500)
     if "CannotBuild" in process.stderr:
         pytest.skip(process.stderr.splitlines()[-1])
-    found: dict[str, Any] = json.loads(process.stdout)
-    assert found["exact float64"]["passed"] and found["card"]["memory_bytes"] > 0
-    assert [case["precision"] for case in found["trials"]] == ["float32", "tf32", "bf16"]
-    assert all(case["passed"] for case in found["trials"])
-    assert [case["precision"] for case in found["speed"] if case["images_per_second"] > 0 < case["peak_bytes"]] == [
+    output: dict[str, Any] = json.loads(process.stdout)
+    assert output["exact float64"]["passed"] and output["card"]["memory_bytes"] > 0
+    assert [case["precision"] for case in output["trials"]] == ["float32", "tf32", "bf16"]
+    assert all(case["passed"] for case in output["trials"])
+    assert [case["precision"] for case in output["speed"] if case["images_per_second"] > 0 < case["peak_bytes"]] == [
         "float32",
         "tf32",
         "bf16",

@@ -1,4 +1,4 @@
-"""Mixed labels have the law of the sampler's own coins, and hierarchical ones stand out from noise."""
+"""Mixed labels have the distribution of the sampler's own draws, and hierarchical ones stand out from noise."""
 
 from __future__ import annotations
 

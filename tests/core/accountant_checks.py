@@ -6,7 +6,7 @@ steps are added up by the Fourier transform. Losses only get smaller on the way,
 
     delta(epsilon) >= sum of mass (1 - e^(epsilon - loss)) over losses above epsilon
 
-is below the truth, and an accountant whose epsilon is below the one that this gives has said too little.
+is below the truth, and an accountant whose epsilon is below the one that this gives is too low.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ HIDDEN = 1e-11  # what the transform may add
 
 def too_low(epsilon: Callable[[Event, float], float]) -> list[str]:
     """Settings at which `epsilon(event, delta)` is below what is certain."""
-    found = []
+    results = []
     for rate, sigma, steps in SETTINGS:
         for delta in DELTAS:
-            told, least = epsilon(PoissonGaussian(rate, sigma, steps), delta), certain(rate, sigma, steps, delta=delta)
-            if not told >= least:
+            result, least = (
+                epsilon(PoissonGaussian(rate, sigma, steps), delta),
+                certain(rate, sigma, steps, delta=delta),
+            )
+            if not result >= least:
                 what = f"{steps} steps at rate {rate:g}, sigma {sigma:g}"
-                found.append(f"{told:.4f} for {what}: it is {least:.4f} or more")
-    return found
+                results.append(f"{result:.4f} for {what}: it is {least:.4f} or more")
+    return results
 
 
 @lru_cache(maxsize=64)

@@ -32,7 +32,7 @@ def of_draws(draws: Floats, *, scale: float = 1.0) -> list[str]:
     limit = float(stats.norm.isf(FALSE_ALARM / 2))
     far = np.sum(np.abs(x) > 4)
     due = n * 2 * stats.norm.sf(4)
-    found = {
+    results = {
         "the law": stats.kstest(x, "norm").pvalue < FALSE_ALARM,
         "the mean": abs(x.mean()) * np.sqrt(n) > limit,
         "the variance": _unlikely_square_sum(float(x @ x), n, tests=1),
@@ -40,7 +40,7 @@ def of_draws(draws: Floats, *, scale: float = 1.0) -> list[str]:
         "the precision": n - len(np.unique(x)) > max(2, 1e-4 * n),
         "the tails": min(stats.poisson.sf(far - 1, due), stats.poisson.cdf(far, due)) < FALSE_ALARM / 2,
     }
-    return [what for what, wrong in found.items() if wrong]
+    return [what for what, wrong in results.items() if wrong]
 
 
 def of_releases(rows: Floats, *, scale: float) -> list[str]:
@@ -48,21 +48,21 @@ def of_releases(rows: Floats, *, scale: float) -> list[str]:
     x = np.asarray(rows, dtype=np.float64) / scale
     steps, size = x.shape
     pairs = size * (size - 1) // 2
-    found = []
+    results = []
     if len({row.tobytes() for row in x}) < steps:
-        found.append("a step repeats another's noise")
+        results.append("a step repeats another's noise")
     if any(_unlikely_square_sum(float(column @ column), steps, tests=size) for column in x.T):
-        found.append("a coordinate's variance")
+        results.append("a coordinate's variance")
     if _unlikely_square_sum(float((x * x).sum()), x.size, tests=1):
-        found.append("the variance")
+        results.append("the variance")
     between = (x.T @ x)[np.triu_indices(size, 1)] / np.sqrt(steps)
     if pairs and np.abs(between).max() > 1.1 * stats.norm.isf(FALSE_ALARM / (2 * pairs)):  # products have longer tails
-        found.append("a coordinate follows another")
+        results.append("a coordinate follows another")
     for lag in (1, 2, 7):
         along = (x[:-lag] * x[lag:]).sum(axis=0) / np.sqrt(steps - lag)
         if np.abs(along).max() > 1.1 * stats.norm.isf(FALSE_ALARM / (2 * size)):
-            found.append(f"a step follows the one {lag} before")
-    return found
+            results.append(f"a step follows the one {lag} before")
+    return results
 
 
 def of_grid(numbers: Floats, *, grid: float) -> list[str]:
@@ -78,6 +78,6 @@ def of_keys(fresh: Callable[[], Key] = Key.fresh, *, count: int = 2000) -> list[
 
 
 def _unlikely_square_sum(squares: float, count: int, *, tests: int) -> bool:
-    """Whether the sum of `count` squared standard normals is out of range, beside `tests` - 1 others."""
+    """Whether the sum of `count` squared standard normals is out of range, among `tests` - 1 others."""
     share = FALSE_ALARM / (2 * tests)
     return bool(stats.chi2.sf(squares, count) < share or stats.chi2.cdf(squares, count) < share)

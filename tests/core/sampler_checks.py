@@ -1,4 +1,4 @@
-"""Whether a sampler tosses a coin of its own for every unit and step, at the rate that was charged.
+"""Whether a sampler makes an independent draw for every unit and step, at the rate that was charged.
 
 `suspicious` gets who took part in which step, and says what is not as it should be: a unit's rate, the rate of all, the
 spread of batch sizes, units that come together (over all, and inside a group), steps that follow each other. It rejects
@@ -20,30 +20,30 @@ LAGS = range(1, 9)
 
 
 def suspicious(took_part: NDArray[Any], rate: float, *, groups: NDArray[np.int64] | None = None) -> list[str]:
-    """What is wrong with (steps, units) of who took part, each by a coin of probability `rate`."""
+    """What is wrong with (steps, units) of who took part, each by a draw of probability `rate`."""
     rows = np.asarray(took_part, dtype=np.float64)
     steps, n = rows.shape
-    found = []
+    results = []
     per_unit = (rows.sum(0) - steps * rate) / np.sqrt(steps * rate * (1 - rate))
     if np.abs(per_unit).max() > LIMIT:
-        found.append("a unit's rate")
+        results.append("a unit's rate")
     if abs((rows.mean() - rate) / np.sqrt(rate * (1 - rate) / rows.size)) > LIMIT:
-        found.append("the rate")
+        results.append("the rate")
     # Batch sizes are binomial, not fixed and not clumped.
     spread = ((rows.sum(1) - n * rate) ** 2).sum() / (n * rate * (1 - rate))
     if not LEAST < stats.chi2.sf(spread, steps) < 1 - LEAST:
-        found.append("the spread of batch sizes")
+        results.append("the spread of batch sizes")
     # Units come together no more often than by chance, over all and inside a group; no unit follows itself.
     centred = (rows - rate) / np.sqrt(rate * (1 - rate))
     together = (centred.T @ centred) / np.sqrt(steps)
     upper = np.triu_indices(n, 1)
     if abs(together[upper].sum() / np.sqrt(len(upper[0]))) > LIMIT:
-        found.append("pairs")
+        results.append("pairs")
     if groups is not None:
         same = (groups[:, None] == groups[None, :])[upper]
         if same.any() and abs(together[upper][same].sum() / np.sqrt(same.sum())) > LIMIT:
-            found.append("pairs inside a group")
+            results.append("pairs inside a group")
     for lag in LAGS:
         if abs((centred[:-lag] * centred[lag:]).sum() / np.sqrt(centred[lag:].size)) > LIMIT:
-            found.append(f"steps {lag} apart")
-    return found
+            results.append(f"steps {lag} apart")
+    return results

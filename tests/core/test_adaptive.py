@@ -202,7 +202,7 @@ def test_a_plan_beyond_the_budget_is_refused(ledger: Ledger) -> None:
 
 
 def test_charges_of_earlier_versions_are_read_as_chosen_later(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their lines have no Gaussian beside them: it is computed."""
+    """Their lines have no Gaussian next to them: it is computed."""
     ledger.spend(TRAINING, id="a", run="first")
     append = Ledger._append
 

@@ -26,14 +26,14 @@ def _lines(name: str) -> int:
 
 def _imported(path: Path) -> set[str]:
     """Modules that a file imports, wherever in it."""
-    found = set()
+    results = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            results |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{path.name}: a relative import"
-            found |= {f"{node.module}.{name.name}" for name in node.names}
-    return found
+            results |= {f"{node.module}.{name.name}" for name in node.names}
+    return results
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

@@ -130,12 +130,12 @@ def _every_kind(schedules: list[ClassScheduled]) -> Iterator[dict[float, list[fl
 
 @given(st.lists(schedules, max_size=3), st.sampled_from([1, 3, MAX_KINDS]))
 def test_no_combination_of_classes_meets_more_than_some_kind(schedules: list[ClassScheduled], most: int) -> None:
-    """However few kinds are told apart."""
+    """However few kinds are distinguished."""
     kinds = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(events_module, "MAX_KINDS", most)
-        found = exposures(Composed(tuple(schedules)))
-    for kind in found:
+        result = exposures(Composed(tuple(schedules)))
+    for kind in result:
         met: dict[float, list[float]] = {2.0: [], 3.0: []}
         for rate, sigma, steps in kind:
             met[sigma] += [rate] * steps
@@ -181,7 +181,7 @@ def test_many_releases_are_accounted_in_seconds() -> None:
 
 
 def test_what_surely_fares_no_worse_is_not_counted() -> None:
-    """2 steps at 0.5 and 4 at 0.1 can be laid beside 3 at 0.5 and 4 at 0.2; of the other pairs, none can."""
+    """2 steps at 0.5 and 4 at 0.1 can be matched with 3 at 0.5 and 4 at 0.2; of the other pairs, none can."""
     a = ClassScheduled(2.0, rates=(0.5, 0.1), rows=(3, 4))
     b = ClassScheduled(2.0, rates=(0.5, 0.2), rows=(2, 4))
     assert exposures(Composed((a, b))) == [

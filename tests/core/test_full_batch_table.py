@@ -24,17 +24,17 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("named", "sigma", "found"), TABLE)
-def test_the_published_noise_is_enough(named: float, sigma: int, found: float) -> None:
+@pytest.mark.parametrize(("named", "sigma", "expected"), TABLE)
+def test_the_published_noise_is_enough(named: float, sigma: int, expected: float) -> None:
     epsilon = accountant.epsilon(Gaussian(float(sigma), STEPS), DELTA)
     assert epsilon <= named
-    assert found - 2e-4 <= epsilon <= found
+    assert expected - 2e-4 <= epsilon <= expected
     exact = gdp.gaussian_epsilon(STEPS**0.5 / sigma, DELTA)  # a hundred Gaussians are one, of mu = 10 / sigma
     assert exact * (1 - 1e-9) <= epsilon <= exact * 1.001
 
 
-@pytest.mark.parametrize(("named", "sigma", "found"), TABLE)
-def test_less_noise_would_be_enough_too(named: float, sigma: int, found: float) -> None:
+@pytest.mark.parametrize(("named", "sigma", "expected"), TABLE)
+def test_less_noise_would_be_enough_too(named: float, sigma: int, expected: float) -> None:
     """The table's sigma is rounded up to a whole number, so ours is below it and uses the budget."""
     ours = calibrate.sigma(Budget(named, DELTA), rate=1.0, steps=STEPS)
     assert ours <= sigma

@@ -1,4 +1,4 @@
-"""The only door: nothing comes out that was not charged, on the disk, and each noisy sum comes out once."""
+"""The only door: nothing comes out that was not charged, on disk, and each noisy sum comes out once."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_another_sampler_than_the_charged_one_is_refused(event: Gaussian, sample
 def test_a_charge_that_is_not_on_the_disk_is_refused() -> None:
     """Whatever an object claims: the ledger is read again."""
     made = Charge("b", "r", Gaussian(2.0, 3), "now", private=False)
-    with pytest.raises(PrivacyError, match="not in a ledger on the disk"):
+    with pytest.raises(PrivacyError, match="not in a ledger on disk"):
         Gate(made, KEY, EveryRecord(3), name="b")
     real = charged(Gaussian(2.0, 3))
     for forged in (replace(real, id="c"), replace(real, run="s"), replace(made, ledger=real.ledger)):
-        with pytest.raises(PrivacyError, match="not in a ledger on the disk"):
+        with pytest.raises(PrivacyError, match="not in a ledger on disk"):
             Gate(forged, KEY, EveryRecord(3), name=forged.id)
-    with pytest.raises(PrivacyError, match="not in a ledger on the disk"):
+    with pytest.raises(PrivacyError, match="not in a ledger on disk"):
         Gate(replace(real, event=Gaussian(9.0, 3)), KEY, EveryRecord(3), name="b")
     Gate(real, KEY, EveryRecord(3), name="b")
 
@@ -111,7 +111,7 @@ def test_no_noise_is_used_twice() -> None:
 def test_nothing_but_a_trial_is_paid_by_another_charge() -> None:
     real = charged(Gaussian(50.0, 1))
     forged = replace(real, id="anything", event=Gaussian(0.1, 1000), paid_by=real)
-    with pytest.raises(PrivacyError, match="not in a ledger on the disk"):
+    with pytest.raises(PrivacyError, match="not in a ledger on disk"):
         Gate(forged, KEY, EveryRecord(1000), name="anything")
 
 
@@ -140,11 +140,11 @@ def test_a_trial_is_paid_by_its_tuning_alone() -> None:
     tuning = charged(Tuned((trial, Gaussian(5.0)), 1.0, 0.5, 1.0, 1e-6))
     gate = Gate(tuning.trial(trial, id="first"), KEY, PoissonSampler(1, 10, 3), name="first")
     assert gate.left == 3
-    with pytest.raises(LedgerMismatch, match="not charged for a tuning with such a trial"):
+    with pytest.raises(LedgerMismatch, match="not charged for a tuning run with such a trial"):
         tuning.trial(PoissonGaussian(0.1, 1.9, 3), id="other")
-    with pytest.raises(LedgerMismatch, match="not charged for a tuning with such a trial"):
+    with pytest.raises(LedgerMismatch, match="not charged for a tuning run with such a trial"):
         charged(trial).trial(trial, id="other")
-    with pytest.raises(LedgerMismatch, match="not charged for a tuning with such a trial"):
+    with pytest.raises(LedgerMismatch, match="not charged for a tuning run with such a trial"):
         replace(tuning, ledger=None).trial(trial, id="other")
 
 

@@ -44,7 +44,7 @@ def test_runs_on_the_same_data_compose(ledger: Ledger) -> None:
 
 
 def test_a_plan_is_paid_once_and_taken_once(ledger: Ledger) -> None:
-    """Planned twice, an event is charged with the first run, free for the second, and charged anew for the third."""
+    """Planned twice, an event is charged with the first run, free for the second, and charged again for the third."""
     ledger.plan(STEP, run="r")
     ledger.plan(STEP, run="r")
     first, second, third = (ledger.spend(STEP, id=name, run="r") for name in "abc")
@@ -111,7 +111,7 @@ def test_budget_can_be_raised_but_not_below_what_is_spent(ledger: Ledger) -> Non
     assert ledger.open(Budget(1.0, 1e-5)).budget.epsilon == 8.0, "opening again must not change the budget"
     with pytest.raises(BudgetSpent):
         ledger.set_budget(Budget(spent / 2, 1e-5))
-    assert [b.epsilon for _, b in ledger.account().budgets] == [3.0, 8.0], "every change is kept and told"
+    assert [b.epsilon for _, b in ledger.account().budgets] == [3.0, 8.0], "every change is kept and reported"
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of dp-accounting, without noise
@@ -126,7 +126,7 @@ def test_delta_can_be_used_up_too(ledger: Ledger) -> None:
     ledger.spend(tuned, id="b", run="r")
     with pytest.raises(BudgetSpent, match=r"may use up 2.5e-07 of delta.*smaller --delta"):
         ledger.spend(tuned, id="c", run="r")
-    with pytest.raises(BudgetSpent, match=r"use up a delta of 9.8e-06, .*Fix: a larger --delta"):
+    with pytest.raises(BudgetSpent, match=r"use up a delta of 9.8e-06, .*Fix: use a larger --delta"):
         ledger.set_budget(Budget(20.0, 4e-6))
     with pytest.raises(BudgetSpent, match="smaller --epsilon"):  # for want of noise, not of delta
         Ledger(ledger.path.parent, "cd" * 32).require_room(PoissonGaussian(0.5, 0.05, 3), Budget(20.0, 1e-5))

@@ -70,7 +70,7 @@ def test_drawing_again_when_empty_is_rejected() -> None:
 
 
 def test_ours_is_accepted_in_100_seeds() -> None:
-    alarms = {seed: found for seed in range(100) if (found := suspicious(ours, seed, steps=200))}
+    alarms = {seed: result for seed in range(100) if (result := suspicious(ours, seed, steps=200))}
     assert not alarms
 
 
@@ -95,7 +95,7 @@ def test_the_event_is_the_samplers_own() -> None:
 def test_how_many_there_really_are_changes_nothing_but_the_coins() -> None:
     sampler, key = PoissonSampler(50, 400, 10), Key.for_tests("n")
     few, many = (sampler.draw(n, key.stream("sampling", step=0)) for n in (399, 400))
-    assert np.array_equal(few, many[many < 399]), "one unit more must not move the others' coins"
+    assert np.array_equal(few, many[many < 399]), "one unit more must not move the others' draws"
     assert sampler.rate == 0.125
     assert len(sampler.draw(0, key.stream("sampling", step=0))) == 0
 

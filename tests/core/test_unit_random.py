@@ -1,4 +1,4 @@
-"""Coins belong to one unit, have their laws, and follow nobody else's."""
+"""Random numbers belong to one unit, have their distributions, and do not depend on other units."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def test_every_part_of_the_counter_and_every_bit_of_the_seed_matters() -> None:
     seeds = [SEED] + [SEED ^ (1 << bit) for bit in range(128)]
     units = [5 ^ (1 << bit) for bit in range(63)]
     copies = [1 << bit for bit in range(24)]
-    found = [first(seed=s) for s in seeds] + [first(unit=u) for u in units]
-    found += [first(copy=c) for c in copies] + [first(before=n) for n in range(1, 40)]
-    found += rng_of(5).uniform(1000).flatten().tolist()[1:]
-    assert len(set(found)) == len(found)
+    results = [first(seed=s) for s in seeds] + [first(unit=u) for u in units]
+    results += [first(copy=c) for c in copies] + [first(before=n) for n in range(1, 40)]
+    results += rng_of(5).uniform(1000).flatten().tolist()[1:]
+    assert len(set(results)) == len(results)
 
 
 def test_uniform_numbers_are_uniform() -> None:
@@ -104,8 +104,8 @@ def test_neighbours_do_not_follow_each_other() -> None:
     }
     for name, (a, b) in pairs.items():
         for change in (lambda x: x, lambda x: (x - 0.5) ** 2):
-            found = np.corrcoef(change(a.numpy()), change(b.numpy()))[0, 1]
-            assert abs(found) < 4.5 / np.sqrt(size), name
+            result = np.corrcoef(change(a.numpy()), change(b.numpy()))[0, 1]
+            assert abs(result) < 4.5 / np.sqrt(size), name
         cells = np.bincount((a * 16).long() * 16 + (b * 16).long(), minlength=256)
         assert stats.chisquare(cells).pvalue > 1e-4, name
 
@@ -138,7 +138,7 @@ def test_a_persons_images_have_their_own_coins_that_only_depend_on_the_person() 
     assert len(torch.unique(among)) == among.numel()
     assert same_bits(UnitRandom.grouped(SEED, np.array([2, 7]), [1, 1]).uniform(3), rng_of(2, 7).uniform(3))
     longer = UnitRandom.grouped(SEED, np.array([7]), [4]).uniform(4)
-    assert same_bits(longer[:3], alone), "one more image changes none of the others' coins"
+    assert same_bits(longer[:3], alone), "one more image changes none of the others' numbers"
 
 
 def test_blocks_draw_what_the_whole_would_and_leave_it_where_they_end() -> None:

@@ -16,7 +16,7 @@ GOOD = b"a.png,cat,p1,train\nb.png,dog,p2,train\nc.png,cat,p1,test\n"
 
 
 def table(text: bytes | Callable[[Path], bytes], extra: Callable[[Path], None] | None = None) -> Callable[[Path], Path]:
-    """set/data.csv with three good images beside it, and outside.png one level up."""
+    """set/data.csv with three good images next to it, and outside.png one level up."""
 
     def build(folder: Path) -> Path:
         (folder / "set").mkdir()

@@ -159,6 +159,29 @@ def test_the_patient_is_the_person_and_stays_on_one_side(tmp_path: Path) -> None
     assert any("images without one" in problem for problem in check(path).problems)
 
 
+def test_nothing_but_the_patient_id_makes_a_person(tmp_path: Path) -> None:
+    """Six files of each patient, each of a study, a series, a day and an institution of its own; then without ids."""
+    path = tmp_path / "set"
+    for name in "ab":
+        (path / name).mkdir(parents=True)
+
+    def write(number: int, patient: str | None) -> None:
+        pixels = RANDOM.integers(0, 256, (6, 4)).astype(np.uint8)
+        others = dict.fromkeys(("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"), f"1.2.{number}")
+        others |= dict.fromkeys(("StudyID", "AccessionNumber", "InstitutionName", "PatientName"), f"{number}")
+        others["StudyDate"] = others["PatientBirthDate"] = f"{19000101 + number}"
+        write_dicom(path / "ab"[number % 2] / f"{number}.dcm", pixels, patient=patient, **others)
+
+    for number in range(24):
+        write(number, f"PATIENT-{number // 6}")
+    data = load(path, test_share=0)
+    assert data.train.persons is not None and len(set(data.train.persons.tolist())) == 4
+    assert check(path, test_share=0).persons == 4
+    for number in range(24):
+        write(number, None)
+    assert load(path).train.persons is None and check(path).persons is None
+
+
 def test_without_pydicom_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder(tmp_path)
     monkeypatch.setitem(sys.modules, "pydicom", None)

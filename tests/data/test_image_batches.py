@@ -32,14 +32,14 @@ def test_images_of_a_folder_a_file_and_an_array(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name, image in zip("bac", images, strict=True):
         Image.fromarray(image).save(tmp_path / "in" / f"{name}.png")
-    names, found = _all(tmp_path / "in")
-    assert names == ["a.png", "b.png", "c.png"] and np.array_equal(found, images[[1, 0, 2]])
-    names, found = _all(tmp_path / "in" / "b.png", size=(3, 4), channels=1)
-    assert names == ["b.png"] and found.shape == (1, 3, 4, 1)
+    names, result = _all(tmp_path / "in")
+    assert names == ["a.png", "b.png", "c.png"] and np.array_equal(result, images[[1, 0, 2]])
+    names, result = _all(tmp_path / "in" / "b.png", size=(3, 4), channels=1)
+    assert names == ["b.png"] and result.shape == (1, 3, 4, 1)
     for key, array in (("images", images), ("test_images", images), ("images", np.asfortranarray(images))):
         np.savez(tmp_path / "a.npz", **{key: array})
-        names, found = _all(tmp_path / "a.npz")
-        assert names == ["0", "1", "2"] and np.array_equal(found, images)
+        names, result = _all(tmp_path / "a.npz")
+        assert names == ["0", "1", "2"] and np.array_equal(result, images)
     np.savez(tmp_path / "gray.npz", images=images[..., 0])
     assert _all(tmp_path / "gray.npz")[1].shape == (3, 6, 6, 3)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import good_arrays, save_folder
+from builders import good_arrays, save_csv, save_folder
+from dicom_files import write_dicom
 from PIL import Image
 
 from dpvision.data import Dataset, check, identify, image_cache, image_files, limits, load, pack
@@ -124,3 +125,31 @@ def test_the_home_is_that_of_the_ledgers(own_home: Path, monkeypatch: pytest.Mon
     assert image_cache._folder() == home() / "images" == own_home / "images"
     monkeypatch.delenv("DPVISION_HOME")
     assert image_cache._folder() == home() / "images"
+
+
+@pytest.mark.parametrize("kind", ["a table with persons", "classes without a split", "dicom"])
+def test_a_second_reading_finds_the_same_records(kind: str, tmp_path: Path, decoded: list[bytes]) -> None:
+    """Whatever is stored: images, classes, persons and the test split are those of the first reading."""
+    source = tmp_path / "set"
+    if kind == "a table with persons":
+        source = save_csv(source, good_arrays(persons=True))
+    else:
+        rng = np.random.default_rng(0)
+        for number in range(40):
+            (source / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+            path, pixels = source / "ab"[number % 2] / f"{number}", rng.integers(0, 256, (6, 6), dtype=np.uint8)
+            if kind == "dicom":
+                pytest.importorskip("pydicom")
+                write_dicom(path, pixels, patient=f"PATIENT-{number // 8}")
+            else:
+                Image.fromarray(pixels).save(f"{path}.png")
+    first, again = load(source), load(source)
+    assert first.splits.keys() == again.splits.keys() and (first.train.persons is None) == ("classes" in kind)
+    for one, other in zip(first.splits.values(), again.splits.values(), strict=True):
+        for name in ("images", "labels", "persons", "originals"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    findings = check(source)
+    assert findings.counts == {
+        split: {label: int((part.labels == k).sum()) for k, label in enumerate(first.classes)}
+        for split, part in first.splits.items()
+    }

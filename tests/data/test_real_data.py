@@ -1,4 +1,4 @@
-"""Real data sets, where they are at hand beside the repository."""
+"""Real data sets, if they are next to the repository."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_an_interrupted_pack_leaves_nothing(tmp_path: Path, stop: type[BaseExcep
 
 def test_pack_never_overwrites(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
-    with pytest.raises(DataError, match=r"s: exists already"):
+    with pytest.raises(DataError, match=r"s: already exists"):
         pack("digits", tmp_path / "s")
     with pytest.raises(DataError, match=r"its folder does not exist"):
         pack("digits", tmp_path / "no" / "s")

@@ -85,11 +85,32 @@ def test_columns_persons_and_a_split_column(tmp_path: Path) -> None:
     assert np.array_equal(data.test.images[..., 0], IMAGES[8::9]) and data.train.persons is not None
     assert len(np.unique(np.concatenate([data.train.persons, data.test.persons]))) == 45
     with pytest.raises(
-        DataError, match=r"no column 'label'; its columns are img, fine, who, split\. Fix: --columns label="
+        DataError, match=r"no column 'label'; its columns are img, fine, who, split\. Fix: use --columns label="
     ):
         load(tmp_path / "a.parquet")
     with pytest.raises(DataError, match="cannot have the columns 'x'"):
         load(tmp_path / "a.parquet", columns="x")
+
+
+def test_a_person_is_the_same_in_every_file_and_split(tmp_path: Path) -> None:
+    """Whatever the order in which a file names its persons, as numbers or as text, with spaces around them or not."""
+    draw, who = np.random.default_rng(0), [f"patient {n // 9}" for n in range(90)]
+    order = draw.permutation(90).tolist()
+    for text in (True, False):
+        folder = tmp_path / str(text)
+        folder.mkdir()
+        files = {"train-00000-of-00002": order[:40], "train-00001-of-00002": order[40:70], "test-00000": order[70:]}
+        for name, rows in files.items():
+            persons = [f"{' ' * (n % 3)}{who[n]}{' ' * (n % 2)}" if text else n // 9 for n in rows]
+            made = pa.table(
+                {"image": [png(IMAGES[n]) for n in rows], "label": [n % 3 for n in rows], "person": persons}
+            )
+            pq.write_table(made, folder / f"{name}.parquet", row_group_size=16)
+        data = load(folder)
+        assert data.test is not None and data.train.persons is not None and data.test.persons is not None
+        found = np.concatenate([data.train.persons, data.test.persons]).tolist()
+        assert len({*zip(found, (who[n] for n in order), strict=True)}) == len({*found}) == len({*who}) == 10
+        assert check(folder).persons == len({who[n] for n in order[:70]})
 
 
 def test_data_sets_saved_to_disk(tmp_path: Path) -> None:

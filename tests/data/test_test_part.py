@@ -92,7 +92,7 @@ def test_a_split_of_its_own_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 0.95, 1, float("nan"), "0.2", True])
 def test_impossible_shares(tmp_path: Path, share: object) -> None:
-    with pytest.raises(DataError, match=r"Fix: a share from 0 to 0\.9"):
+    with pytest.raises(DataError, match=r"Fix: use a share from 0 to 0\.9"):
         load(save(tmp_path / "a", count=3), test_share=share)  # type: ignore[arg-type]
 
 

@@ -16,8 +16,8 @@ FULL = {"full_batch": True}
 
 @cache
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    found = load_digits()
-    return (found.images * 15.9).astype(np.uint8), found.target
+    loaded = load_digits()
+    return (loaded.images * 15.9).astype(np.uint8), loaded.target
 
 
 def classifier(**given: Any) -> PrivateImageClassifier:

@@ -1,4 +1,4 @@
-"""A fit is charged before it is there, composes with others, and says what it was told."""
+"""A fit is charged before its result exists, composes with others, and states its settings."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from tests.one_thread import one_thread  # noqa: F401
 
 def test_a_fit_learns_and_says_what_it_told() -> None:
     x, y = digits()
-    found = classifier(epsilon=6.0).fit(x[:1200], y[:1200])
-    assert found.score(x[1200:], y[1200:]) > 0.6
-    assert list(found.classes_) == list(range(10)) and 5.9 < found.epsilon_ <= 6 and found.delta_ == 1e-5
-    p = found.predict_proba(x[1200:])
+    result = classifier(epsilon=6.0).fit(x[:1200], y[:1200])
+    assert result.score(x[1200:], y[1200:]) > 0.6
+    assert list(result.classes_) == list(range(10)) and 5.9 < result.epsilon_ <= 6 and result.delta_ == 1e-5
+    p = result.predict_proba(x[1200:])
     assert p.shape == (597, 10) and np.allclose(p.sum(axis=1), 1)
-    assert np.array_equal(found.decision_function(x[1200:]).argmax(axis=1), found.predict(x[1200:]))
+    assert np.array_equal(result.decision_function(x[1200:]).argmax(axis=1), result.predict(x[1200:]))
     account = ledger(account_of(x[:1200])).account()
-    assert [accountant.epsilon(c.event, 1e-5) for c in account.charges] == [found.epsilon_]
-    assert found.card_ == card(run_folder.Run(found.run_folder_), account)  # what `dpvision report` writes
-    assert found.card_["data_set"]["account"] == account.id and found.card_["guarantee"]["epsilon"] == found.epsilon_
-    assert {fact["known"] for fact in found.card_["public_facts"].values()} == {"declared"}
+    assert [accountant.epsilon(c.event, 1e-5) for c in account.charges] == [result.epsilon_]
+    assert result.card_ == card(run_folder.Run(result.run_folder_), account)  # what `dpvision report` writes
+    assert result.card_["data_set"]["account"] == account.id and result.card_["guarantee"]["epsilon"] == result.epsilon_
+    assert {fact["known"] for fact in result.card_["public_facts"].values()} == {"declared"}
 
 
 def test_the_charge_comes_before_the_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,20 +49,20 @@ def test_the_charge_comes_before_the_classifier(monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("dpvision.private.training.loop._descend", killed)
-    found = classifier()
+    result = classifier()
     with pytest.raises(KeyboardInterrupt):
-        found.fit(x[:200], y[:200])
-    assert len(ledger(account_of(x[:200])).account().charges) == 1 and not hasattr(found, "released_")
+        result.fit(x[:200], y[:200])
+    assert len(ledger(account_of(x[:200])).account().charges) == 1 and not hasattr(result, "released_")
 
 
 def test_fits_compose_and_the_budget_refuses() -> None:
     x, y = digits()
-    found = classifier(epsilon=1.0, budget=2.5)
-    found.fit(x[:200], y[:200])
+    result = classifier(epsilon=1.0, budget=2.5)
+    result.fit(x[:200], y[:200])
     with pytest.warns(PrivacyWarning, match="1 charges"):
-        found.fit(x[:200], y[:200])
+        result.fit(x[:200], y[:200])
     spent = ledger(account_of(x[:200])).account().spent()
-    assert 1.3 < spent <= 2.5 and found.card_["data_set"]["epsilon_spent"] == spent
+    assert 1.3 < spent <= 2.5 and result.card_["data_set"]["epsilon_spent"] == spent
     with pytest.warns(PrivacyWarning), pytest.raises(BudgetSpent):
         classifier(epsilon=2.4).fit(x[:200], y[:200])
     assert ledger(account_of(x[:200])).account().spent() == spent
@@ -80,19 +80,19 @@ def test_classes_that_are_read_off_are_said_aloud() -> None:
     x, y = digits()
     names = np.array([f"digit {i}" for i in range(10)])
     with pytest.warns(PrivacyWarning, match="read from y"):
-        found = classifier(classes=None, n=None, steps=2).fit(x[:200], names[y[:200]])
-    facts = found.card_["public_facts"]
+        result = classifier(classes=None, n=None, steps=2).fit(x[:200], names[y[:200]])
+    facts = result.card_["public_facts"]
     assert [facts[name]["known"] for name in ("n", "classes")] == ["read from the data"] * 2
-    assert sum("Epsilon does not cover it" in line for line in found.card_["not_covered"]) == 2
-    assert set(found.predict(x[:50])) <= set(names)
+    assert sum("Epsilon does not cover it" in line for line in result.card_["not_covered"]) == 2
+    assert set(result.predict(x[:50])) <= set(names)
 
 
 def test_declared_classes_are_all_there_are() -> None:
     x, y = digits()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = classifier(classes=list(range(10)), steps=2).fit(x[:200], y[:200])
-    assert list(found.classes_) == list(range(10))
+        result = classifier(classes=list(range(10)), steps=2).fit(x[:200], y[:200])
+    assert list(result.classes_) == list(range(10))
     with pytest.raises(ValueError, match="not one of the declared"):
         classifier(classes=9).fit(x[:200], y[:200])
 
@@ -103,13 +103,13 @@ def test_values_are_scaled_by_public_bounds_alone() -> None:
         classifier().fit(x[:200].astype(float), y[:200])
     with pytest.raises(ConfigError, match="bounds"):
         classifier(bounds=(1, 0)).fit(x[:200], y[:200])
-    found = classifier(bounds=(0, 255), steps=2).fit(x[:200].astype(float), y[:200])
+    result = classifier(bounds=(0, 255), steps=2).fit(x[:200].astype(float), y[:200])
     far = x[:1].astype(float)
     far[0, 0, 0] = 1e9
     near = far.clip(0, 255)
-    assert np.array_equal(found.decision_function(far), found.decision_function(near))
+    assert np.array_equal(result.decision_function(far), result.decision_function(near))
     with pytest.raises(ValueError, match="shape"):
-        found.predict(x[:5, :, :4])
+        result.predict(x[:5, :, :4])
     with pytest.raises(ValueError, match="reshape"):
         classifier().fit(np.zeros((4, 8, 8, 2)), [0, 1, 0, 1])
 
@@ -122,11 +122,11 @@ def test_more_than_was_asked_for_is_refused() -> None:
 
 def test_a_release_and_what_learns_from_it() -> None:
     x, y = digits()
-    found = release(epsilon=4.0).fit(x[:1200], y[:1200])
-    assert found.released_.shape == (500, 64) and 3.9 < found.epsilon_ <= 4
-    learner = DiscriminantLearner().fit(found.released_, found.released_labels_)
-    assert learner.score(found.transform(x[1200:]), y[1200:]) > 0.7
-    assert json.loads((found.run_folder_ / "card.json").read_text()) == found.card_
+    result = release(epsilon=4.0).fit(x[:1200], y[:1200])
+    assert result.released_.shape == (500, 64) and 3.9 < result.epsilon_ <= 4
+    learner = DiscriminantLearner().fit(result.released_, result.released_labels_)
+    assert learner.score(result.transform(x[1200:]), y[1200:]) > 0.7
+    assert json.loads((result.run_folder_ / "card.json").read_text()) == result.card_
     assert len(ledger(account_of(x[:1200])).account().charges) == 1
     with pytest.raises(PrivacyError, match="released_"):
         make_pipeline(release(), DiscriminantLearner()).fit(x[:1200], y[:1200])
@@ -136,16 +136,16 @@ def test_a_release_and_what_learns_from_it() -> None:
 def test_a_release_is_what_the_verb_writes() -> None:
     """The whole card by the schema, card.md and README.md; `dpvision audit` takes the folder."""
     x, y = digits()
-    found = release().fit(x[:1200], y[:1200])
-    jsonschema.validate(found.card_, json.loads((files("dpvision.released.report") / "card.schema.json").read_text()))
-    assert {"card.md", "README.md", "schema.json"} <= {path.name for path in found.run_folder_.iterdir()}
-    folder = read_release(found.run_folder_)
-    assert folder.private and folder.event == found.event_ and folder.card == found.card_
-    command = ["audit", str(found.run_folder_), "--runs", "1000", "--confidence", "0.999"]
+    result = release().fit(x[:1200], y[:1200])
+    jsonschema.validate(result.card_, json.loads((files("dpvision.released.report") / "card.schema.json").read_text()))
+    assert {"card.md", "README.md", "schema.json"} <= {path.name for path in result.run_folder_.iterdir()}
+    folder = read_release(result.run_folder_)
+    assert folder.private and folder.event == result.event_ and folder.card == result.card_
+    command = ["audit", str(result.run_folder_), "--runs", "1000", "--confidence", "0.999"]
     app(command, exit_on_error=False, print_error=False, result_action="return_value")
-    audited = read_release(found.run_folder_).card
+    audited = read_release(result.run_folder_).card
     assert audited["audit"]["mechanism"]["refuted"] is False
-    assert {**audited, "audit": None} == found.card_
+    assert {**audited, "audit": None} == result.card_
 
 
 def test_names_are_loaded_when_they_are_used() -> None:

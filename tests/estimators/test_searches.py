@@ -72,13 +72,13 @@ def test_halves_have_accounts_of_their_own_and_the_whole_is_charged_to_both(own_
         classifier(epsilon=1.0, budget=3.0, steps=2).fit(x[part], y[part])
     with pytest.warns(PrivacyWarning):
         whole = classifier(epsilon=1.0, steps=2).fit(x, y)
-    first, second = (each.account() for each in ledgers(own_home))
+    first, second = (result.account() for result in ledgers(own_home))
     assert len(first.charges) == len(second.charges) == 2 and first.spent() == second.spent() > 1.3
     assert first.charges[1].event == second.charges[1].event == whole.event_.events[0]
     assert first.charges[1].run == second.charges[1].run
     with pytest.warns(PrivacyWarning), pytest.raises(BudgetSpent):  # of one of them alone, no more than of both
         classifier(epsilon=2.5, steps=2).fit(x[60:180], y[60:180])
-    assert [len(each.account().charges) for each in ledgers(own_home)] == [2, 2]
+    assert [len(result.account().charges) for result in ledgers(own_home)] == [2, 2]
 
 
 RECODED = {
@@ -108,7 +108,7 @@ def test_few_images_beside_an_account_of_very_many_need_a_name(own_home: Path, m
     assert len(ledgers(own_home)) == 1
     rng = np.random.default_rng(0)
     others = rng.integers(0, 256, (200, 8, 8), np.uint8)
-    with pytest.raises(ConfigError, match="in Python, account="):
+    with pytest.raises(ConfigError, match="in Python, set account= to"):
         classifier(epsilon=0.5, steps=2).fit(others[:20], y[:20])
     classifier(epsilon=0.5, steps=2).fit(others, y[:200])
     assert len(ledgers(own_home)) == 2, "of many, a sample shows that they are not among them"

@@ -24,13 +24,13 @@ def _patches(shape: tuple[int, int, int] = (2, 13, 15), *, second: int = 0) -> P
 
 def _maps(bank: Bank, image: Tensor) -> Tensor:
     """Both rectified maps of one image (C, H, W), in float64, as the formula says it."""
-    found = torch.zeros(2 * len(bank.dictionary), *bank.positions, dtype=torch.float64)
+    result = torch.zeros(2 * len(bank.dictionary), *bank.positions, dtype=torch.float64)
     for a in range(bank.positions[0]):
         for b in range(bank.positions[1]):
             p = (image[:, a : a + bank.patch, b : b + bank.patch].flatten() - bank.offset).double()
             r = bank.dictionary.double() @ p / (1 + (bank.whitening.double() @ p).square().sum()).sqrt()
-            found[:, a, b] = torch.cat([F.relu(r - THRESHOLD), F.relu(-r - THRESHOLD)])
-    return found
+            result[:, a, b] = torch.cat([F.relu(r - THRESHOLD), F.relu(-r - THRESHOLD)])
+    return result
 
 
 def _by_hand(patches: Patches, image: Tensor) -> Tensor:

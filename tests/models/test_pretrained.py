@@ -142,7 +142,7 @@ def test_missing_and_too_large_files_are_refused(tmp_path: Path) -> None:
             load_public(_model(), path)
     large = tmp_path / "large.safetensors"
     with large.open("wb") as file:
-        file.truncate(1 << 40)  # takes no room on the disk; reading it would take all memory
+        file.truncate(1 << 40)  # takes no room on disk; reading it would take all memory
     with pytest.raises(DataError, match=r"weights of this model \(it has .* bytes, more than the"):
         load_public(_model(), large)
 

@@ -34,11 +34,11 @@ def _kymatio(shape: tuple[int, int]) -> Any:
 def test_equal_to_kymatio(shape: tuple[int, int, int]) -> None:
     images = _images(5, shape)
     expected = _kymatio(shape[1:])((images.numpy() + 1) / 2)
-    found = Scattering(shape)(images).numpy()
-    assert found.shape == (5, shape[0] * CHANNELS, shape[1] // 4, shape[2] // 4)
-    assert np.abs(found - expected.reshape(found.shape)).max() <= 1e-5 * np.abs(expected).max()
+    result = Scattering(shape)(images).numpy()
+    assert result.shape == (5, shape[0] * CHANNELS, shape[1] // 4, shape[2] // 4)
+    assert np.abs(result - expected.reshape(result.shape)).max() <= 1e-5 * np.abs(expected).max()
     for channel in range(CHANNELS):  # each on its own scale too: those of second order are small
-        one, other = found.reshape(expected.shape)[:, :, channel], expected[:, :, channel]
+        one, other = result.reshape(expected.shape)[:, :, channel], expected[:, :, channel]
         assert np.abs(one - other).max() <= 1e-4 * np.abs(other).max()
 
 
@@ -58,8 +58,8 @@ def test_no_images_and_images_that_are_not_finite() -> None:
     assert scattering(images[:0]).shape == (0, 81, 7, 7)
     broken = images.clone()
     broken[1] = float("nan")
-    found = scattering(broken)
-    assert bool(found[1].isnan().all()) and torch.equal(found[[0, 2]], scattering(images)[[0, 2]])
+    result = scattering(broken)
+    assert bool(result[1].isnan().all()) and torch.equal(result[[0, 2]], scattering(images)[[0, 2]])
 
 
 def test_in_float64_it_is_as_exact_as_its_filters() -> None:
@@ -78,9 +78,9 @@ def test_filters_are_not_weights() -> None:
 
 
 def test_a_constant_image_has_no_detail() -> None:
-    found = Scattering((1, 32, 32))(torch.full((1, 1, 32, 32), 0.5))
-    assert torch.allclose(found[0, 0], torch.tensor(0.75), rtol=1e-4)  # the window sums to one
-    assert float(found[0, 1:].abs().max()) < 1e-5
+    result = Scattering((1, 32, 32))(torch.full((1, 1, 32, 32), 0.5))
+    assert torch.allclose(result[0, 0], torch.tensor(0.75), rtol=1e-4)  # the window sums to one
+    assert float(result[0, 1:].abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(1, 7, 28), (3, 32, 300)])
@@ -117,19 +117,19 @@ def test_features_of_dead_leaves_have_mean_zero_and_deviation_one(shape: tuple[i
     images = dead_leaves(1500 * colours, side, seed=7).view(1500, *shape) * 2 - 1
     model = build("scatter-linear", shape, classes=10, seed=0)
     assert isinstance(model, Featured) and not list(model.prefix.parameters())
-    found = torch.cat([model.features(part) for part in images.split(250)]).unflatten(1, (colours, -1))
-    assert found.shape[2] == 81
-    assert float(found.mean((0, 3, 4)).abs().max()) < 0.2
-    assert float((found.std((0, 3, 4)) - 1).abs().max()) < 0.2
+    features = torch.cat([model.features(part) for part in images.split(250)]).unflatten(1, (colours, -1))
+    assert features.shape[2] == 81
+    assert float(features.mean((0, 3, 4)).abs().max()) < 0.2
+    assert float((features.std((0, 3, 4)) - 1).abs().max()) < 0.2
 
 
 def test_features_are_of_each_image_alone_and_the_same_affine_map_for_all() -> None:
     model = build("scatter-linear", (1, 28, 28), classes=10, seed=0)
     images = dead_leaves(6, 28, seed=0) * 2 - 1
-    raw, found = Scattering((1, 28, 28))(images), model.features(images)
-    slope = (found[1] - found[0]) / (raw[1] - raw[0])
-    assert torch.allclose(found - found[:1], slope * (raw - raw[:1]), atol=1e-2)
-    assert torch.equal(model.features(images[2:3]), found[2:3])
+    raw, features = Scattering((1, 28, 28))(images), model.features(images)
+    slope = (features[1] - features[0]) / (raw[1] - raw[0])
+    assert torch.allclose(features - features[:1], slope * (raw - raw[:1]), atol=1e-2)
+    assert torch.equal(model.features(images[2:3]), features[2:3])
 
 
 @pytest.mark.parametrize(("shape", "columns"), [((1, 28, 28), 4), ((3, 32, 32), 4)])
@@ -137,11 +137,11 @@ def test_mirrored_features_are_those_of_the_mirror_image(shape: tuple[int, int, 
     model, plain = (build(name, shape, classes=10, seed=0) for name in ("scatter-cnn-mirrored", "scatter-cnn"))
     assert isinstance(model, Featured) and isinstance(plain, Featured)
     images = dead_leaves(4 * shape[0], shape[1], seed=0).view(4, *shape) * 2 - 1
-    found = model.features(images)
-    assert found.shape == (4, 81 * shape[0], shape[1] // 4, columns)
-    assert torch.equal(found, model.features(images.flip(3)))
+    features = model.features(images)
+    assert features.shape == (4, 81 * shape[0], shape[1] // 4, columns)
+    assert torch.equal(features, model.features(images.flip(3)))
     means = (plain.features(images) + plain.features(images.flip(3))) / 2
-    assert torch.allclose(found, means[..., :columns], atol=1e-5)
+    assert torch.allclose(features, means[..., :columns], atol=1e-5)
     assert not torch.allclose(plain.features(images), plain.features(images.flip(3)), atol=0.1)
     assert model(images).shape == (4, 10)
 

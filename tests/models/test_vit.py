@@ -26,7 +26,7 @@ def _random(grid: tuple[int, int] = (3, 4)) -> Vit:
 
 def _slow(model: Vit, x: Tensor, positions: Tensor) -> Tensor:
     """One image at a time: patches cut by hand, torch's own multi-head attention, GELU by the error function."""
-    found = []
+    results = []
     for image in x:
         patches = F.unfold(image.unsqueeze(0), 2, stride=2)[0].T  # (tokens, 12)
         proj = model.patch_embed.proj
@@ -40,8 +40,8 @@ def _slow(model: Vit, x: Tensor, positions: Tensor) -> Tensor:
             y = _norm(tokens, block.norm2) @ block.mlp.fc1.weight.T + block.mlp.fc1.bias
             y = 0.5 * y * (1 + torch.erf(y / math.sqrt(2)))
             tokens = tokens + block.ls2.gamma * (y @ block.mlp.fc2.weight.T + block.mlp.fc2.bias)
-        found.append(_norm(tokens, model.norm)[0])
-    return torch.stack(found)
+        results.append(_norm(tokens, model.norm)[0])
+    return torch.stack(results)
 
 
 def _norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:

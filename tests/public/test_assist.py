@@ -15,7 +15,7 @@ from dpvision.public import assist
 from dpvision.public.assist import Assisted
 
 CLASSES, CLIP, VIEWS, UNITS = 4, 0.7, 2, 6
-COINS = torch.Generator().manual_seed(0)
+RNG = torch.Generator().manual_seed(0)
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,11 @@ def _batch(units: int, *, seed: int = 1) -> tuple[Tensor, Tensor, list[int]]:
 
 
 def _gradients(model: torch.nn.Module, count: int) -> Tensor:
-    found = []
+    results = []
     for number in range(count):
         images, labels, _ = _batch(4, seed=100 + number)
-        found.append(assist.mean_gradient(model, each_loss, images, labels))
-    return torch.stack(found)
+        results.append(assist.mean_gradient(model, each_loss, images, labels))
+    return torch.stack(results)
 
 
 def _weights(model: torch.nn.Module) -> Tensor:
@@ -91,43 +91,45 @@ def test_one_more_unit_moves_the_sum_by_at_most_c(model: torch.nn.Module, name: 
 
 
 def test_the_map_after_the_noise_does_not_see_the_data(model: torch.nn.Module) -> None:
-    noisy = torch.randn(len(_weights(model)), dtype=torch.float64, generator=COINS)
+    noisy = torch.randn(len(_weights(model)), dtype=torch.float64, generator=RNG)
     g = _gradients(model, 1)[0].double()
-    each = _each(model)
+    result = _each(model)
     for name in ("none", "weights", "adadps"):
-        assert torch.equal(each[name].finish(noisy), noisy)
-    assert torch.allclose(each["dope"].finish(noisy), g + noisy, atol=0, rtol=0)
-    assert torch.allclose(each["mirror"].finish(noisy), 0.3 * noisy + 0.7 * g)
+        assert torch.equal(result[name].finish(noisy), noisy)
+    assert torch.allclose(result["dope"].finish(noisy), g + noisy, atol=0, rtol=0)
+    assert torch.allclose(result["mirror"].finish(noisy), 0.3 * noisy + 0.7 * g)
 
 
 def test_dope_is_its_formula(model: torch.nn.Module) -> None:
     """g_pub + sum_i clip(g_i - g_pub) / B, and without clipping the mean gradient of a whole batch again."""
     images, labels, views = _batch(UNITS)
     g = _gradients(model, 1)[0]
-    each = ClippedSum(model, each_loss, clip=1e9).gradients(images, labels, views).double()
-    bounded = sum(r * min(1.0, CLIP / float(r.norm())) for r in each - g.double())
-    found = assist.dope(g)
-    total = ClippedSum(model, each_loss, clip=CLIP)(images, labels, views, found.public)
+    gradients = ClippedSum(model, each_loss, clip=1e9).gradients(images, labels, views).double()
+    bounded = sum(r * min(1.0, CLIP / float(r.norm())) for r in gradients - g.double())
+    result = assist.dope(g)
+    total = ClippedSum(model, each_loss, clip=CLIP)(images, labels, views, result.public)
     assert torch.allclose(total, torch.as_tensor(bounded), atol=1e-6)
-    free = ClippedSum(model, each_loss, clip=1e3)(images, labels, views, found.public)
-    assert torch.allclose(found.finish(free / UNITS), each.mean(0), atol=1e-5)
+    free = ClippedSum(model, each_loss, clip=1e3)(images, labels, views, result.public)
+    assert torch.allclose(result.finish(free / UNITS), gradients.mean(0), atol=1e-5)
 
 
 def test_weight_multiplicity_differentiates_each_view_at_weights_of_its_own(model: torch.nn.Module) -> None:
     images, labels, views = _batch(UNITS)
     public, weights = _gradients(model, VIEWS), _weights(model)
-    found = assist.weight_multiplicity(public, weights, radius=0.1)
-    assert found.public is not None
-    each = ClippedSum(model, each_loss, clip=1.0).gradients(images, labels, views, found.public).double()
-    moved, expected = build("small-cnn", (1, 8, 8), classes=CLASSES, seed=0), torch.zeros_like(each)
+    result = assist.weight_multiplicity(public, weights, radius=0.1)
+    assert result.public is not None
+    gradients = ClippedSum(model, each_loss, clip=1.0).gradients(images, labels, views, result.public).double()
+    moved, expected = build("small-cnn", (1, 8, 8), classes=CLASSES, seed=0), torch.zeros_like(gradients)
     for k in range(VIEWS):
         torch.nn.utils.vector_to_parameters(weights + 0.1 * public[k] / public[k].norm(), moved.parameters())
         for unit in range(UNITS):
             row = unit * VIEWS + k
             one = assist.mean_gradient(moved, each_loss, images[row : row + 1], labels[row : row + 1])
             expected[unit] += one.double() / VIEWS
-    assert torch.allclose(each, expected, atol=1e-5)
-    assert not torch.allclose(each, ClippedSum(model, each_loss, clip=1.0).gradients(images, labels, views).double())
+    assert torch.allclose(gradients, expected, atol=1e-5)
+    assert not torch.allclose(
+        gradients, ClippedSum(model, each_loss, clip=1.0).gradients(images, labels, views).double()
+    )
 
 
 def test_ascent_has_the_radius_and_the_adaptive_one_favours_large_weights() -> None:

@@ -59,8 +59,8 @@ def test_cutmix_weights_are_fractions_of_pixels() -> None:
     images = colours.view(-1, 1, 1, 1).expand(count, 3, side, side).contiguous()
     labels = torch.arange(count)
     made, targets = draw_views(images, labels, UnitRandom(0, np.arange(count)), augment=("cutmix",), classes=count)
-    found = torch.stack([(made[:, 0] == colour).sum((1, 2)) for colour in colours], dim=1) / side**2
-    assert torch.allclose(found, targets, atol=1e-6)
+    result = torch.stack([(made[:, 0] == colour).sum((1, 2)) for colour in colours], dim=1) / side**2
+    assert torch.allclose(result, targets, atol=1e-6)
     assert torch.allclose(targets.sum(1), torch.ones(count))
     mixed = (targets.max(1).values < 1).sum().item()
     assert 10 < mixed < 54, "about every second image"

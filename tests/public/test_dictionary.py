@@ -103,9 +103,9 @@ def test_it_is_computed_once_and_loads(model: Featured, tmp_path: Path) -> None:
     path = load_or_compute(SETTINGS, tmp_path)
     before = path.stat().st_mtime_ns
     assert load_or_compute(SETTINGS, tmp_path) == path and path.stat().st_mtime_ns == before
-    found = build("patches-256", (3, 16, 16), classes=7, seed=3)
-    digest = load_public(found, path)
-    assert isinstance(found, Featured) and torch.equal(_bank(found).dictionary, _bank(model).dictionary)
+    result = build("patches-256", (3, 16, 16), classes=7, seed=3)
+    digest = load_public(result, path)
+    assert isinstance(result, Featured) and torch.equal(_bank(result).dictionary, _bank(model).dictionary)
     card = json.loads((path.parent / "card.json").read_text())
     assert card["digest"] == digest == hashlib.blake2b(path.read_bytes(), digest_size=32).hexdigest()
     assert (card["process"], card["seed"], card["images_seen"]) == ("dead-leaves-squares", 0, 90)

@@ -131,25 +131,25 @@ def test_sam_finds_the_flatter_of_two_minima() -> None:
 def test_pgd_on_a_bowl() -> None:
     """Pixels go away from 0 by twice the radius, as pixels are in [-1, 1]; one without slope stays."""
     images = torch.tensor([[[[0.5, -0.25], [0.0, 0.95]]]])
-    found = adversarial_images(lambda x: (x**2).sum(), images, radius=0.1, steps=10)
-    assert found.flatten().tolist() == pytest.approx([0.7, -0.45, 0.0, 1.0])
+    result = adversarial_images(lambda x: (x**2).sum(), images, radius=0.1, steps=10)
+    assert result.flatten().tolist() == pytest.approx([0.7, -0.45, 0.0, 1.0])
 
 
 def test_pgd_steps_are_a_quarter_of_the_cube_at_ten() -> None:
     """a = 2.5 r / steps: towards the top of a hill at 0.03 it goes to 0.1, back to 0, and so on."""
     hill = lambda x: -((x - 0.03) ** 2).sum()  # noqa: E731
     for steps, ends in ((5, 0.1), (10, 0.0), (1, 0.2)):
-        found = adversarial_images(hill, torch.zeros(1, 1, 1, 1), radius=0.1, steps=steps)
-        assert found.item() == pytest.approx(ends, abs=1e-6)
+        result = adversarial_images(hill, torch.zeros(1, 1, 1, 1), radius=0.1, steps=steps)
+        assert result.item() == pytest.approx(ends, abs=1e-6)
 
 
 def test_pgd_starts_at_the_given_point() -> None:
     """A point on either side of the hill."""
     images, r = torch.zeros(1, 1, 1, 2), 0.2
-    found = adversarial_images(
+    result = adversarial_images(
         lambda x: (x**2).sum(), images, radius=0.1, steps=3, start=torch.tensor([[[[0.5, -0.5]]]])
     )
-    assert found.flatten().tolist() == pytest.approx([r, -r])
+    assert result.flatten().tolist() == pytest.approx([r, -r])
     still = adversarial_images(
         lambda x: (x * 0).sum(), images, radius=0.1, steps=3, start=torch.full((1, 1, 1, 2), 0.5)
     )
@@ -161,8 +161,8 @@ def test_pgd_increases_the_loss_of_a_network_and_stays_within_its_radius() -> No
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5))
     images, labels = torch.rand(30, 3, 4, 4) * 2 - 1, torch.arange(30) % 5
     loss = lambda x: torch.nn.functional.cross_entropy(network(x), labels, reduction="sum")  # noqa: E731
-    found = adversarial_images(loss, images, radius=8 / 255, steps=10)
-    assert (found - images).abs().max() <= 16 / 255 + 1e-6 and found.abs().max() <= 1
-    flipped = (images + (found - images).roll(1, 0)).clamp(-1, 1)
-    assert loss(found) > loss(images) + 1 and loss(found) > loss(flipped)
-    assert not found.requires_grad and all(p.grad is None for p in network.parameters())
+    result = adversarial_images(loss, images, radius=8 / 255, steps=10)
+    assert (result - images).abs().max() <= 16 / 255 + 1e-6 and result.abs().max() <= 1
+    flipped = (images + (result - images).roll(1, 0)).clamp(-1, 1)
+    assert loss(result) > loss(images) + 1 and loss(result) > loss(flipped)
+    assert not result.requires_grad and all(p.grad is None for p in network.parameters())

@@ -83,8 +83,8 @@ def test_a_folder_of_classes_that_train_can_use(folder: Path, tmp_path: Path) ->
     out = tmp_path / "made"
     sample(str(folder), out, classes=["cat", "dog"], count=3, size=16, steps=2, progress=lambda *p: seen.append(p))
     assert seen[-1] == (6, 6)
-    found = load(str(out), classes=["cat", "dog"]).train
-    assert found.images.shape == (6, 16, 16, 3) and found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    loaded = load(str(out), classes=["cat", "dog"]).train
+    assert loaded.images.shape == (6, 16, 16, 3) and loaded.labels.tolist() == [0, 0, 0, 1, 1, 1]
     with pytest.raises(ConfigError, match="other settings"):
         sample(str(folder), out, classes=["cat", "dog"], count=3, size=16, steps=2, seed=1)
     first = {p: _pixels(p) for p in sorted(out.rglob("*.png"))}

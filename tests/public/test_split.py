@@ -22,15 +22,15 @@ CLASSES = 3
 
 def arrays(*, persons: bool = False, channels: int = 1) -> dict[str, np.ndarray]:
     """12 images of each of 3 classes to train on, all different, and a few others."""
-    draw, found = np.random.default_rng(1), {}
+    draw, results = np.random.default_rng(1), {}
     for split, count in (("train", 12 * CLASSES), ("val", CLASSES), ("test", 2 * CLASSES)):
         shape = (count, 6, 5) if channels == 1 else (count, 6, 5, channels)
-        found[f"{split}_images"] = draw.integers(0, 256, shape, dtype=np.uint8)
-        found[f"{split}_labels"] = draw.permutation(np.arange(count) % CLASSES)
+        results[f"{split}_images"] = draw.integers(0, 256, shape, dtype=np.uint8)
+        results[f"{split}_labels"] = draw.permutation(np.arange(count) % CLASSES)
         if persons:
             first = {"train": 0, "val": 22, "test": 21}[split]  # one or two images each; some are in two splits
-            found[f"{split}_persons"] = draw.permutation(first + np.arange(count) * 2 // 3) * 7 + 100
-    return found
+            results[f"{split}_persons"] = draw.permutation(first + np.arange(count) * 2 // 3) * 7 + 100
+    return results
 
 
 def npz(path: Path, **options: Any) -> Path:
@@ -40,24 +40,24 @@ def npz(path: Path, **options: Any) -> Path:
 
 def table(folder: Path) -> Path:
     (folder / "images").mkdir(parents=True)
-    found = arrays(persons=True)
+    result = arrays(persons=True)
     with (folder / "data.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["path", "label", "split", "person"])
         for split in ("train", "val", "test"):
-            for number, image in enumerate(found[f"{split}_images"]):
+            for number, image in enumerate(result[f"{split}_images"]):
                 name = f"images/{split}{number}.png"
                 Image.fromarray(image).save(folder / name)
-                label = "abc"[found[f"{split}_labels"][number]]
-                writer.writerow([name, label, split, f"p{found[f'{split}_persons'][number]}"])
+                label = "abc"[result[f"{split}_labels"][number]]
+                writer.writerow([name, label, split, f"p{result[f'{split}_persons'][number]}"])
     return folder / "data.csv"
 
 
 def folder(path: Path) -> Path:
-    found = arrays()
+    result = arrays()
     for split in ("train", "test"):
-        for number, image in enumerate(found[f"{split}_images"]):
-            place = path / split / f"class{found[f'{split}_labels'][number]}"
+        for number, image in enumerate(result[f"{split}_images"]):
+            place = path / split / f"class{result[f'{split}_labels'][number]}"
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(place / f"{number}.png")
     return path
@@ -74,8 +74,8 @@ def made(kind: str, tmp_path: Path) -> Path | str:
         case "npz":
             return npz(tmp_path / "data.npz", channels=3)
         case "float":
-            found = arrays()
-            np.savez(tmp_path / "f.npz", **{k: v / np.float32(255) if "images" in k else v for k, v in found.items()})
+            result = arrays()
+            np.savez(tmp_path / "f.npz", **{k: v / np.float32(255) if "images" in k else v for k, v in result.items()})
             return tmp_path / "f.npz"
         case "csv":
             return table(tmp_path / "table")
@@ -88,7 +88,7 @@ def made(kind: str, tmp_path: Path) -> Path | str:
 @pytest.mark.parametrize("kind", ["digits", "npz", "float", "csv", "folder", "store"])
 def test_parts_are_uniform_disjoint_and_complete(kind: str, tmp_path: Path, say: Say) -> None:
     source, out = made(kind, tmp_path), tmp_path / "parts"
-    code, told, err = say("data", "split", source, "--public", 12, "--out", out)
+    code, result, err = say("data", "split", source, "--public", 12, "--out", out)
     assert code == 0, err
     before, public, private = load(source), load(out / "public.npz"), load(out / "private.npz")
     one, other = digests(out / "public.npz"), digests(out / "private.npz")
@@ -103,17 +103,17 @@ def test_parts_are_uniform_disjoint_and_complete(kind: str, tmp_path: Path, say:
         assert (was is None) == (now is None)
         if was is not None:
             assert np.array_equal(was.images, now.images) and np.array_equal(was.labels, now.labels)
-    said = json.loads((out / "split.json").read_text())
-    assert said["seed"] == 0 and said["consent"] == CONSENT and CONSENT in told
-    assert said["source"]["digest"] == identify(before.train)[1]
-    assert said["public"]["digest"] == identify(public.train)[1]
-    assert said["private"]["digest"] == identify(private.train)[1]
-    assert said["public"]["of_each_class"] == counts and said["public"]["images"] == len(one)
-    rows = said["public_rows"]
+    content = json.loads((out / "split.json").read_text())
+    assert content["seed"] == 0 and content["consent"] == CONSENT and CONSENT in result
+    assert content["source"]["digest"] == identify(before.train)[1]
+    assert content["public"]["digest"] == identify(public.train)[1]
+    assert content["private"]["digest"] == identify(private.train)[1]
+    assert content["public"]["of_each_class"] == counts and content["public"]["images"] == len(one)
+    rows = content["public_rows"]
     assert np.array_equal(before.train.images[rows], public.train.images)
     assert np.array_equal(before.train.labels[rows], public.train.labels)
     if kind == "csv":
-        assert "--classes a,b,c" in told
+        assert "--classes a,b,c" in result
 
 
 def test_the_seed_decides(tmp_path: Path, say: Say) -> None:
@@ -127,17 +127,17 @@ def test_the_seed_decides(tmp_path: Path, say: Say) -> None:
 
 def test_a_person_is_wholly_in_one_part(tmp_path: Path, say: Say) -> None:
     source = npz(tmp_path / "data.npz", persons=True)
-    found, chosen = arrays(persons=True), []
+    result, chosen = arrays(persons=True), []
     for seed in range(8):
         out = tmp_path / str(seed)
         assert say("data", "split", source, "--public", 6, "--seed", seed, "--out", out)[0] == 0
         rows = json.loads((out / "split.json").read_text())["public_rows"]
-        owners, rest = found["train_persons"][rows], np.delete(found["train_persons"], rows)
+        owners, rest = result["train_persons"][rows], np.delete(result["train_persons"], rows)
         assert not np.isin(owners, rest).any()
-        assert not np.isin(owners, found["val_persons"]).any()
-        assert not np.isin(owners, found["test_persons"]).any()
+        assert not np.isin(owners, result["val_persons"]).any()
+        assert not np.isin(owners, result["test_persons"]).any()
         chosen.append(tuple(rows))
-        counts = np.bincount(found["train_labels"][rows], minlength=CLASSES)
+        counts = np.bincount(result["train_labels"][rows], minlength=CLASSES)
         assert counts.min() >= 1 and counts.max() <= 2
     assert len(set(chosen)) > 1
 
@@ -181,14 +181,14 @@ def test_an_impossible_split_is_one_clear_error(
 def test_the_suggested_fix_works(tmp_path: Path, say: Say) -> None:
     source = npz(tmp_path / "data.npz")
     _, _, err = say("data", "split", source, "--public", 300, "--out", tmp_path / "parts")
-    assert "--public 33 at most" in err
+    assert "use --public 33 or less" in err
     assert say("data", "split", source, "--public", 33, "--out", tmp_path / "parts")[0] == 0
 
 
 def test_a_count_that_is_not_a_multiple_is_reported(tmp_path: Path, say: Say) -> None:
-    code, told, _ = say("data", "split", npz(tmp_path / "data.npz"), "--public", 11, "--out", tmp_path / "parts")
-    assert code == 0 and "9 images, 3 of each of 3 classes" in told
-    assert "11 were requested, but that is not a multiple of 3 classes" in told
+    code, result, _ = say("data", "split", npz(tmp_path / "data.npz"), "--public", 11, "--out", tmp_path / "parts")
+    assert code == 0 and "9 images, 3 of each of 3 classes" in result
+    assert "11 were requested, but that is not a multiple of 3 classes" in result
 
 
 def test_nothing_is_overwritten(tmp_path: Path, say: Say) -> None:
@@ -208,10 +208,10 @@ def test_a_broken_source_is_refused(tmp_path: Path, say: Say) -> None:
 
 def test_resized_images_are_reported(tmp_path: Path, say: Say) -> None:
     source = folder(tmp_path / "folder")
-    code, told, _ = say("data", "split", source, "--public", 6, "--size", 4, "--out", tmp_path / "small")
-    assert code == 0 and "resized or recoloured" in told
-    code, told, _ = say("data", "split", source, "--public", 6, "--out", tmp_path / "same")
-    assert code == 0 and "resized or" not in told
+    code, result, _ = say("data", "split", source, "--public", 6, "--size", 4, "--out", tmp_path / "small")
+    assert code == 0 and "resized or recoloured" in result
+    code, result, _ = say("data", "split", source, "--public", 6, "--out", tmp_path / "same")
+    assert code == 0 and "resized or" not in result
 
 
 def test_a_share_of_each_class_is_held_out() -> None:

@@ -113,7 +113,7 @@ def test_a_state_made_by_hand_is_refused(entry: str, value: str | None, tmp_path
 
 
 def test_values_that_are_not_finite_are_neither_read_nor_used(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"step 0: the loss is nan. Fix: a smaller --lr"):
+    with pytest.raises(ConfigError, match=r"step 0: the loss is nan. Fix: use a smaller --lr"):
         train(Walk(start=float("nan")), tmp_path / "one", steps=5)
     task = Walk()
     task.place.fill_(float("inf"))

@@ -48,21 +48,22 @@ def test_it_learns_digits_from_a_public_part(tmp_path: Path, say: Say) -> None:
     assert say("data", "split", "digits", "--public", 400, "--out", tmp_path / "parts")[0] == 0
     words = ("--model", "small-cnn", "--rho", 0.05, "--augment", "none", "--epochs", 30, "--batch", 40)
     public, out = tmp_path / "parts" / "public.npz", tmp_path / "warm"
-    code, told, err = say("warm", public, *words, "--hold-out", 0.1, "--out", out)
+    code, result, err = say("warm", public, *words, "--hold-out", 0.1, "--out", out)
     assert code == 0, err
-    said, digits = card(out), load("digits")
+    stated, digits = card(out), load("digits")
     model = build("small-cnn", (1, 8, 8), classes=10, seed=5)
-    assert load_public(model, out / "weights.safetensors") == said["digest"]
+    assert load_public(model, out / "weights.safetensors") == stated["digest"]
     assert digits.test is not None
     reached = accuracy(model, Inputs(digits.test))
     assert reached >= 0.90
-    assert said["sources"][0]["images"] == 360 and said["sources"][0]["accuracy"] > 0.95
-    assert said["held_out"]["images"] == 40 and abs(said["held_out"]["accuracy"] - reached) < 0.15
+    assert stated["sources"][0]["images"] == 360 and stated["sources"][0]["accuracy"] > 0.95
+    assert stated["held_out"]["images"] == 40 and abs(stated["held_out"]["accuracy"] - reached) < 0.15
     assert (
-        said["sources"][0]["digest"] == json.loads((tmp_path / "parts" / "split.json").read_text())["public"]["digest"]
+        stated["sources"][0]["digest"]
+        == json.loads((tmp_path / "parts" / "split.json").read_text())["public"]["digest"]
     )
-    assert "held out" in told and f"--pretrained {out}/weights.safetensors" in told
-    losses = [loss for _, loss in said["curve"]]
+    assert "held out" in result and f"--pretrained {out}/weights.safetensors" in result
+    losses = [loss for _, loss in stated["curve"]]
     assert len(losses) == 30 and losses[-1] < losses[0] / 5
 
 
@@ -111,11 +112,11 @@ def test_a_run_resumes_with_the_same_settings_and_images_only(tmp_path: Path) ->
 def test_several_sources_are_trained_on_together(tmp_path: Path) -> None:
     sources = [images(), images(40, seed=1, name="synthetic")]
     assert warm_up(replace(TINY, hold_out=0.17), sources, tmp_path, classes=CLASSES)
-    said = card(tmp_path)
-    assert [(s["name"], s["images"]) for s in said["sources"]] == [("some", 20), ("synthetic", 40)]
-    assert said["held_out"]["images"] == 4, "of the public part only"
-    assert said["steps"] == 3 * (60 // 8) and said["images_seen"] == 8 * said["steps"]
-    assert said["of_each_class"] == [15] * 4
+    stated = card(tmp_path)
+    assert [(s["name"], s["images"]) for s in stated["sources"]] == [("some", 20), ("synthetic", 40)]
+    assert stated["held_out"]["images"] == 4, "of the public part only"
+    assert stated["steps"] == 3 * (60 // 8) and stated["images_seen"] == 8 * stated["steps"]
+    assert stated["of_each_class"] == [15] * 4
 
 
 def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -> None:
@@ -268,10 +269,10 @@ def test_a_killed_and_a_stopped_warm_up_resume(tmp_path: Path, say: Say) -> None
         while process.poll() is None and _step(out) < before + rng.randint(3, 30):
             time.sleep(0.01)
         process.send_signal(interrupt)
-        told, err = process.communicate(timeout=60)
+        output, err = process.communicate(timeout=60)
         assert process.returncode == (130 if interrupt == signal.SIGINT else -9), err
         assert 0 < _step(out) < 200 and not (out / "card.json").exists()
-    assert "the same command continues it" in told
+    assert "run the same command again to continue" in output
     assert say(*words, "--out", out)[0] == 0
     assert weights(out) == weights(tmp_path / "straight")
 

@@ -64,10 +64,10 @@ def test_the_verb_writes_a_graph_with_its_card(run: Run, monkeypatch: pytest.Mon
     words = ["export", str(run.folder), "--to", "onnx", "--out", str(out)]
     assert call(words, monkeypatch) == 0
     session = onnxruntime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
-    said = session.get_modelmeta().custom_metadata_map
-    assert json.loads(said["card"]) == json.loads((run.folder / "card.json").read_text())
-    assert json.loads(said["classes"]) == [str(n) for n in range(10)] and said["private"] == "yes"
-    assert json.loads(said["input"])["shape"] == ["N", 8, 8, 1] and said["format"] == "dpvision-onnx-1"
+    content = session.get_modelmeta().custom_metadata_map
+    assert json.loads(content["card"]) == json.loads((run.folder / "card.json").read_text())
+    assert json.loads(content["classes"]) == [str(n) for n in range(10)] and content["private"] == "yes"
+    assert json.loads(content["input"])["shape"] == ["N", 8, 8, 1] and content["format"] == "dpvision-onnx-1"
     images = np.random.default_rng(0).integers(0, 256, (7, 8, 8, 1), dtype=np.uint8)
     scores, chances = session.run(["scores", "probabilities"], {"images": images})
     network = load_model(run.folder)
@@ -90,7 +90,7 @@ def test_the_weights_with_their_card_predict_alone(
     assert call(words, monkeypatch) == 0
     header, original = safetensors.read(out).header, safetensors.read(run.weights).header
     assert json.loads(header["card"])["weights_digest"] == original["digest"]
-    replaced = ("digest", "card")  # the card of the whole run, in place of what the weights said of themselves
+    replaced = ("digest", "card")  # the card of the whole run, in place of that in the header of the weights
     assert {k: v for k, v in header.items() if k in original and k not in replaced} == {
         k: v for k, v in original.items() if k not in replaced
     }
@@ -103,14 +103,14 @@ def test_the_weights_with_their_card_predict_alone(
         Image.fromarray(np.full((9, 8), 50 * number, np.uint8)).save(photos / f"{number}.png")
     (photos / "2.png").write_bytes(b"no image")
     capsys.readouterr()
-    found = []
+    results = []
     for model in (out, run.folder):
         assert call(["predict", str(model), str(photos), "--probabilities"], monkeypatch) == 3
-        told = capsys.readouterr()
-        assert told.err.count("dpvision: ") == 1 and "a file cannot be read" in told.err
-        found.append(told.out)
-    assert found[0] == found[1]
-    header_line, *lines = [line.split(",") for line in found[0].splitlines()]
+        output = capsys.readouterr()
+        assert output.err.count("dpvision: ") == 1 and "a file cannot be read" in output.err
+        results.append(output.out)
+    assert results[0] == results[1]
+    header_line, *lines = [line.split(",") for line in results[0].splitlines()]
     assert header_line[:4] == ["file", "class", "probability", "problem"] and header_line[4] == "probability of 0"
     assert [line[0] for line in lines] == [f"{n}.png" for n in range(5)] and len(header_line) == 14
     assert lines[2][1:3] == ["", ""] and "is neither a PNG" in lines[2][3]

@@ -152,8 +152,8 @@ def test_ranges(name: str, value: Any, says: str) -> None:
 )
 def test_values_of_a_file_become_those_of_the_field(values: dict[str, Any], right: Any) -> None:
     (name,) = values
-    found = check_values(Config, values, source="mine.toml")[name]
-    assert found == right and type(found) is type(right)
+    result = check_values(Config, values, source="mine.toml")[name]
+    assert result == right and type(result) is type(right)
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,10 @@ def cache_folder() -> Path:
     folder = Path(os.environ.get("STANDIN_CACHE") or Path(home) / "dpvision-standin")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = os.lstat(folder)
+        result = os.lstat(folder)
     except OSError as exc:
         raise CannotBuild(f"{folder}: cannot keep the stand-in accelerator there ({exc.strerror})") from exc
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.getuid() or result.st_mode & 0o022:
         raise CannotBuild(
             f"{folder}: others can write it. Fix: chmod 700, or set STANDIN_CACHE to a folder of your own."
         )

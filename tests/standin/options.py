@@ -46,7 +46,7 @@ def parse_options(text: str) -> dict[str, float]:
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name not in OPTIONS:
-            raise ValueError(f"there is no option {name!r}. Fix: one of {', '.join(OPTIONS)}.")
+            raise ValueError(f"there is no option {name!r}. Fix: use one of {', '.join(OPTIONS)}.")
         try:
             options[name] = float(value)
         except ValueError:

@@ -23,7 +23,7 @@ def test_a_relative_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("DPVISION_HOME", place)
         with pytest.raises(
             ConfigError,
-            match=r"a relative path.*each working directory would have a separate ledger .*Fix: an absolute path",
+            match=r"a relative path.*each working directory would have a separate ledger .*Fix: use an absolute path",
         ):
             home()
         with pytest.raises(ConfigError):
@@ -46,9 +46,9 @@ def test_a_home_that_others_may_write_to_is_refused(folder: str, mode: int, own_
     place = own_home / folder
     place.chmod(mode)
     for use in (lambda: ledger_of("ab" * 32), lambda: run_folder.key_path("ab" * 8)):
-        with pytest.raises(PrivacyError) as told:
+        with pytest.raises(PrivacyError) as error:
             use()
-        assert f"`chmod go-w {place}`" in str(told.value)
+        assert f"`chmod go-w {place}`" in str(error.value)
     place.chmod(mode & ~0o022)
     assert ledger_of("ab" * 32).account().charges == ()
 
@@ -78,9 +78,9 @@ def test_run_folders_are_never_writable_by_others(tmp_path: Path, no_umask: obje
     )
     assert code == 0, err
     for top in ("runs", "releases", "home"):
-        found = [tmp_path / top, *(tmp_path / top).rglob("*")]
-        assert len(found) > 5
-        for path in found:
+        results = [tmp_path / top, *(tmp_path / top).rglob("*")]
+        assert len(results) > 5
+        for path in results:
             assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH), path
     operator = tmp_path / "runs" / "deep" / "first" / "operator"
     assert operator.stat().st_mode & 0o077 == 0

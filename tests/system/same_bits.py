@@ -91,15 +91,15 @@ def write_data(folder: Path) -> dict[str, str]:
 
 def digest(out: Path) -> str:
     """Of all tensors that a command wrote for release, by name; of an .npz file, of its arrays."""
-    found = hashlib.blake2b(digest_size=12)
+    hasher = hashlib.blake2b(digest_size=12)
     files = [out] if out.is_file() else sorted(p for p in out.glob("*.safetensors"))
     if not files:
         return "nothing was written"
     for path in files:
         tensors = dict(np.load(path)) if path.suffix == ".npz" else load_file(path)
         for name, values in sorted(tensors.items()):
-            found.update(f"{path.name} {name} {values.dtype} {values.shape}".encode() + values.tobytes())
-    return found.hexdigest()
+            hasher.update(f"{path.name} {name} {values.dtype} {values.shape}".encode() + values.tobytes())
+    return hasher.hexdigest()
 
 
 def run(folder: Path, name: str, words: list[str]) -> str:
@@ -139,19 +139,19 @@ def main() -> int:
     parser.add_argument("--only", help="names with commas between")
     given = parser.parse_args()
     before = json.loads(given.against.read_text()) if given.against else {}
-    found, different = {}, []
+    results, different = {}, []
     with tempfile.TemporaryDirectory() as made:
         places = write_data(Path(made))
         for name, command in RUNS.items():
             if given.only and name not in given.only.split(","):
                 continue
             began = time.monotonic()
-            found[name] = run(Path(made), name, [places.get(word, word) for word in command.split()])
-            same = "" if name not in before else "same" if found[name] == before[name] else f"WAS {before[name]}"
+            results[name] = run(Path(made), name, [places.get(word, word) for word in command.split()])
+            same = "" if name not in before else "same" if results[name] == before[name] else f"WAS {before[name]}"
             different += [name] if same.startswith("WAS") else []
-            print(f"{name:16} {found[name]} {time.monotonic() - began:5.1f} s {same}", flush=True)
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
-    return 1 if different or any(v.startswith("exit") for v in found.values()) else 0
+            print(f"{name:16} {results[name]} {time.monotonic() - began:5.1f} s {same}", flush=True)
+    given.out.write_text(json.dumps(results, indent=1) + "\n")
+    return 1 if different or any(v.startswith("exit") for v in results.values()) else 0
 
 
 if __name__ == "__main__":

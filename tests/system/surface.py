@@ -14,19 +14,19 @@ API = HERE.parents[1] / "docs" / "api.md"
 
 def verbs(app: Any, before: tuple[str, ...] = ()) -> dict[str, list[str]]:
     """Verb -> its options as they are typed."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for name in app:
         if name.startswith("-"):
             continue
         words, command = (*before, name), app[name]
         if command.default_command is None:
-            found |= verbs(command, words)
+            results |= verbs(command, words)
             continue
         options = {flag for argument in command.assemble_argument_collection() for flag in argument.names}
-        found[" ".join(words)] = sorted(
+        results[" ".join(words)] = sorted(
             flag for flag in options if flag.startswith("--") and not flag.startswith("--no-")
         )
-    return found
+    return results
 
 
 def documented() -> list[str]:

@@ -86,9 +86,9 @@ def test_each_operation_equals_pillows(name: str, channels: int, size: tuple[int
     level = torch.tensor([row[1] for row in rows])
     minus = torch.tensor([row[2] < 0 for row in rows])
     before = torch.stack([row[0] for row in rows])
-    found = OPERATIONS[name](before, level, minus)
+    result = OPERATIONS[name](before, level, minus)
     expected = torch.stack([_pixels(PILLOW[name](_picture(image), lv, sign)) for image, lv, sign in rows])
-    assert same_bits(found.contiguous(), expected)
+    assert same_bits(result.contiguous(), expected)
 
 
 def test_the_policy_is_the_published_one() -> None:

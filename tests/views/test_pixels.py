@@ -75,8 +75,8 @@ def test_factors_act_as_in_pillow_up_to_its_rounding(change, enhancer, factor: f
     """Pillow rounds grey, the mean and the result to whole levels: up to two levels apart."""
     for channels in (1, 3):
         images = images_of(5, channels=channels, size=(16, 16))
-        found = change(images.add(1).div(2), torch.full((5, 1, 1, 1), factor))
-        for image, new in zip(images, found, strict=True):
+        result = change(images.add(1).div(2), torch.full((5, 1, 1, 1), factor))
+        for image, new in zip(images, result, strict=True):
             pixels = ((image + 1) * 127.5).round().to(torch.uint8).movedim(0, -1).squeeze(-1).numpy()
             expected = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor)).reshape(16, 16, channels)
             assert np.abs(new.movedim(0, -1).numpy() * 255 - expected).max() < 2.1
@@ -157,10 +157,10 @@ def test_colours_of_two_channels_are_refused(operate) -> None:
 def test_resized_crops_are_bilinear_blow_ups_of_the_boxes(size: tuple[int, int]) -> None:
     images = images_of(12, size=size)
     views = resized_crop(images.unsqueeze(1), rng_of(*range(12)), 5)
-    found = draw_boxes(rng_of(*range(12)), 5, size, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
+    result = draw_boxes(rng_of(*range(12)), 5, size, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
     for i in range(12):
         for k in range(5):
-            top, left, height, width = (int(value[i, k]) for value in found)
+            top, left, height, width = (int(value[i, k]) for value in result)
             part = images[i : i + 1, :, top : top + height, left : left + width]
             assert part.shape[2:] == (height, width), "the box is inside"
             expected = F.interpolate(part, size=size, mode="bilinear", align_corners=False)[0]
@@ -196,8 +196,8 @@ def test_boxes_have_uniform_areas_and_log_uniform_ratios_at_uniform_places() -> 
     ("size", "box"), [((4, 64), (0, 29, 4, 5)), ((64, 4), (29, 0, 5, 4)), ((10, 10), (0, 0, 10, 10))]
 )
 def test_where_no_part_fits_the_largest_central_one_is_taken(size: tuple[int, int], box: tuple[int, ...]) -> None:
-    found = draw_boxes(rng_of(1, 2, 3), 2, size, scale=(3.0, 3.0), ratio=(3 / 4, 4 / 3))
-    assert all((value == expected).all() for value, expected in zip(found, box, strict=True))
+    result = draw_boxes(rng_of(1, 2, 3), 2, size, scale=(3.0, 3.0), ratio=(3 / 4, 4 / 3))
+    assert all((value == expected).all() for value, expected in zip(result, box, strict=True))
 
 
 def test_a_whole_box_is_the_image() -> None:

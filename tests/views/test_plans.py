@@ -156,8 +156,8 @@ def test_public_images_are_drawn_uniformly_and_may_be_floats() -> None:
         for which in (pixels, floats)
     ]
     assert same_bits(out[0], out[1])
-    found = (out[0].unsqueeze(1) == floats).flatten(2).all(2).long().argmax(1)
-    assert stats.chisquare(torch.bincount(found, minlength=7).numpy()).pvalue > 1e-4
+    result = (out[0].unsqueeze(1) == floats).flatten(2).all(2).long().argmax(1)
+    assert stats.chisquare(torch.bincount(result, minlength=7).numpy()).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("diff", [0, 3])

@@ -21,7 +21,7 @@ ALL = list(range(CLASSES))
 @pytest.mark.parametrize(
     ("settings", "error", "about"),
     [
-        ({"base": 0}, ConfigError, "all 0, so images would have no views. Fix: base 1"),
+        ({"base": 0}, ConfigError, "all 0, so images would have no views. Fix: set base to 1"),
         ({"base": -1}, ConfigError, "base is -1"),
         ({"base": 2, "self_mix": -3}, ConfigError, "self_mix is -3"),
         ({"base": 2, "diff": -1}, ConfigError, "diff is -1"),
@@ -47,7 +47,7 @@ ALL = list(range(CLASSES))
         (
             {"base": 1, "diff": 1, "public": _public(ALL, torch.zeros(5, 3, 9, 11).int())},
             DataError,
-            "int32. Fix: uint8",
+            "int32. Fix: use uint8",
         ),
         (
             {"base": 1, "diff": 1, "public": _public(ALL, torch.full((5, 3, 9, 11), 1.5))},

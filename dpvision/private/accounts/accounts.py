@@ -150,8 +150,9 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
     near = [shared.ledger for shared in overlaps if shared.is_charged]
     if not near and not own.exists() and overlap.find_undecided(own.fingerprint, sketch):
         raise ConfigError(
-            "one account has too many images for its stored sample to show whether these few are among them. Fix: if "
-            'they are not, --new-account "the reason"; in Python, account= with the name of that account or a new one.'
+            "one account has too many images for its stored sample to show whether these few are among them. Fix: "
+            'if they are not, use --new-account "the reason"; in Python, set account= to the name of that account or '
+            "of a new one."
         )
     ledgers = [own, *near] if own.exists() else near or [own]
     return Accounts(ledgers[0], tuple(ledgers[1:]), overlaps)
@@ -160,7 +161,7 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
 def charge_one(
     ledger: Ledger, budget: Budget, event: Event, key: Key, *, id: str, run: str, sketch: Sketch = overlap.NOTHING
 ) -> Charge:
-    """Charge the one account that the caller named; it refuses if it is of persons or its budget does not suffice."""
+    """Use the one account that the caller named; raise an error if it is of persons or its budget is too small."""
     accounts = Accounts(ledger, named=True)
     charge, _ = accounts.charge(
         event, budget, fingerprint=ledger.fingerprint, sketch=sketch, id=id, run=run, private=key.private
@@ -213,7 +214,7 @@ def _require_reason(reason: str) -> None:
     if not re.fullmatch(r"[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*", reason) or len(reason) > MAX_REASON:
         raise ConfigError(
             f"--new-account needs a reason, on one line of at most {MAX_REASON} characters. Fix: "
-            '--new-account "scans of another hospital, no person is in both".'
+            'use --new-account "scans of another hospital, no person is in both".'
         )
 
 
@@ -232,7 +233,7 @@ def require_not_private(source: str, splits: Iterable[Split], *, fix: str) -> No
 
 
 def require_not_in_provenance(data: Dataset, provenance: str, what: str) -> None:
-    """Refuse a public input whose provenance says that it learned from the private images or the test images."""
+    """Refuse a public input whose provenance states that it learned from the private images or the test images."""
     splits = [split for split in (data.train, data.val, data.test) if split is not None]
     same = sum(count_matches(provenance, split.images, identify(split)[2]) for split in splits)
     if same:

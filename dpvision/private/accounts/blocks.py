@@ -9,7 +9,7 @@ rest of the image.
 Two images count as the same when two scattered parts or two quadrants agree. Changing a few pixels leaves most
 scattered parts unchanged; a stamp in a corner leaves three quadrants unchanged. A part in which fewer than 8 pixels
 differ from the most frequent level has no digest, because blank and nearly blank parts would all agree.
-benchmarks/overlap.py measures how often different images are taken for the same.
+benchmarks/overlap.py measures how often different images are mistaken for the same.
 
 Digests are one-way (BLAKE2b, 64 bits), but anyone who has an image can test whether it was in the data. They are stored
 in the operator's home folder, next to the ledgers, and only their owner can read them.

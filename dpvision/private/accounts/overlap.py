@@ -8,7 +8,7 @@ sample.
 
 An overlap is measured as a share of the new images and as a share of the images on the account. If either reaches
 CHARGED_SHARE, the account is charged (accounts.py). That is ten times the rate at which different images of one kind
-(the training and test splits of MNIST, benchmarks/overlap.py) are taken for the same, so unrelated data sets are not
+(the training and test splits of MNIST, benchmarks/overlap.py) are mistaken for the same, so unrelated data sets are not
 charged.
 
 Each charge adds its images to the account as a separate group: a data set that overlaps with any of the groups overlaps

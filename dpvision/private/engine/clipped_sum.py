@@ -100,7 +100,7 @@ class ClippedSum:
         like = next(iter(self._parameters.values()))
         self._device, self._precision = like.device, precision
         if precision == "tf32" and like.device.type == "cpu":
-            raise ConfigError("precision is tf32, which the CPU does not support. Fix: float32 or bf16.")
+            raise ConfigError("precision is tf32, which the CPU does not support. Fix: use float32 or bf16.")
         fix_arithmetic(self._device, precision)
         self._pass_size = PassSize(physical, self._sizes, like=like, views=views, batch=batch)
         wrong = [n for n, p in self._parameters.items() if p.dtype not in (torch.float32, torch.float64)]

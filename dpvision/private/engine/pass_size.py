@@ -30,7 +30,7 @@ MAX_IMAGES = 2048
 MAX_UNITS_OF_COPIES = 128  # if each view of a unit is differentiated at its own weights
 # Units fetched at a time if no physical batch size is set.
 FETCHED = 1024
-# On an accelerator: images in a pass, images in a float64 pass (used by trials), and the share of memory for a pass.
+# On an accelerator: images in a pass, images in a float64 pass (used by `certify`), and the share of memory for a pass.
 MAX_IMAGES_BATCHED, MAX_IMAGES_FLOAT64, MEMORY_SHARE = 1024, 32, 0.5
 # Memory that a backward pass needs relative to what the forward pass stores, and gradients relative to their size.
 BACKWARD, OF_ROWS = 2, 2
@@ -58,14 +58,14 @@ class PassSize:
     def images(self) -> int:
         """The maximum number of images in one pass; on an accelerator, the number in every pass."""
         if self.batched:
-            return self._images_batched()
+            return self._images_per_batch()
         if self._physical is not None:
             return self._physical
         memory = min(BEST_BYTES, PASS_BYTES // torch.get_num_threads())
         fitting = max(1, min(MAX_IMAGES, memory // max(1, self._saved_bytes)))
         return fitting // 16 * 16 if fitting > 16 else fitting
 
-    def _images_batched(self) -> int:
+    def _images_per_batch(self) -> int:
         """Return the number of images in every pass: a whole number of units that fits the device's memory."""
         if self._physical is not None:
             images = self._physical // self._views * self._views or self._physical
@@ -98,13 +98,13 @@ class PassSize:
         """Yield the units of each pass on an accelerator, the number of slots for units, and the images per slot."""
         by_size: dict[int, list[int]] = {}
         for unit, images in enumerate(views):
-            by_size.setdefault(copies or self._filled(images), []).append(unit)
+            by_size.setdefault(copies or self._padded_size(images), []).append(unit)
         for size, units in sorted(by_size.items()):
             places = max(1, self.images // size)
             for start in range(0, len(units), places):
                 yield units[start : start + places], places, size
 
-    def _filled(self, images: int) -> int:
+    def _padded_size(self, images: int) -> int:
         """Return the number of images to which a unit is padded: whole passes if it is larger than one."""
         if images > self.images:
             return -(-images // self.images) * self.images

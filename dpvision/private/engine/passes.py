@@ -167,7 +167,7 @@ class Worker:
             targets = torch.cat([targets, targets[:1].expand(more, *targets.shape[1:])])
         losses = self._loss(outputs, targets)
         if losses.shape != (count + more,):
-            raise ConfigError("the loss must return one number for each image. Fix: reduction='none'.")
+            raise ConfigError("the loss must return one number for each image. Fix: use reduction='none'.")
         return losses[:count]
 
     @staticmethod

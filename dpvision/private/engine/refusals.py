@@ -35,7 +35,7 @@ WRAPPERS: tuple[tuple[Callable[[nn.Module], bool], str, str], ...] = (
 def refuse_unsafe(model: nn.Module) -> None:
     """Refuse modules that mix the examples of a batch, keep statistics of them, or draw at random.
 
-    These are recognised by their class; `certify` detects others by trial (core/certify.py).
+    These are recognised by their class; `certify` detects others by testing (core/certify.py).
     """
     for name, module in model.named_modules():
         what = f"{name or 'the model'} ({type(module).__name__})"

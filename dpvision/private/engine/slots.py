@@ -183,7 +183,7 @@ def _norms_of_blocks(row: Tensor) -> Tensor:
     return torch.cat([_norms_of_blocks(row[:-rest]), torch.linalg.vector_norm(row[-rest:]).view(1)])
 
 
-def _factored(parameters: dict[str, Tensor]) -> set[str]:
+def _choose_factored(parameters: dict[str, Tensor]) -> set[str]:
     """Return the matrices for which factors are cheaper, as long as their combined rounding is small enough."""
     names, error = set(), 0.0
     for name, parameter in parameters.items():
@@ -199,7 +199,7 @@ class Slots(dict[str, Slot]):
     """The slots of all trainable parameters, by name."""
 
     def __init__(self, parameters: dict[str, Tensor], capacity: int, bounds: dict[str, float]) -> None:
-        factored = _factored(parameters)
+        factored = _choose_factored(parameters)
         super().__init__((n, Slot(n, p, capacity, bounds[n], factored=n in factored)) for n, p in parameters.items())
         self.capacity = capacity
         self.batched = any(p.device.type != "cpu" for p in parameters.values())

@@ -51,7 +51,7 @@ def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function once per unit, differentiated by autograd, for arguments that its own rule does not cover."""
+    """Call a function once per unit, differentiated with autograd, for arguments that its own rule does not cover."""
     return RULES[FALLBACK](current, func, *args, **kwargs)
 
 
@@ -92,7 +92,7 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if current is not None and data and (weights or func in ALWAYS):
         return _as(Data, RULES.get(func, RULES[FALLBACK])(current, func, *args, **kwargs))
     with torch._C.DisableTorchFunctionSubclass():
-        out = _reshaped(func, args, kwargs) if func is Tensor.view and data else func(*args, **kwargs)
+        out = _reshape(func, args, kwargs) if func is Tensor.view and data else func(*args, **kwargs)
     if current is not None and weights and (func in SPREADS or hasattr(func, "pullback")):
         out = out.as_subclass(Weight)
         current.derived[id(out)] = (out, func, args, kwargs)
@@ -111,7 +111,7 @@ def _traced(values: Iterable[Any]) -> Iterator[_Traced]:
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, _Traced))
 
 
-def _reshaped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _reshape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return a view if possible, otherwise a copy: a model need not know that channels are last in memory here."""
     try:
         return func(*args, **kwargs)

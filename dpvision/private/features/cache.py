@@ -89,8 +89,8 @@ def digest(parts: Featured) -> str:
 def code_version() -> str:
     """Return the code that computes features and its environment; the rest of the package may change.
 
-    Code that gives other bits should have another name, but nothing depends on that: a run is bound to the exact bytes
-    of its features (`Inputs.digest_features`).
+    Code that computes different bits should have a different name, but nothing depends on that: a run is bound to the
+    exact bytes of its features (`Inputs.digest_features`).
     """
     return f"{home.source(*CODE)}, {home.machine()}"
 
@@ -115,7 +115,7 @@ def _try_lock(lock: Path, held: ExitStack) -> bool:
 
 
 def _compute(parts: Featured, split: Split, path: Path, progress: Progress, team: Team) -> None:
-    """Compute in rounds: each rank has the next records, and a round is recorded when all of it is on the disk.
+    """Compute in rounds: each rank has the next records, and a round is recorded when all of it is on disk.
 
     `Featured.features` gives an image the same bits whatever other images are in the batch, so rounds may be of any
     size, and another number of ranks may resume.
@@ -158,7 +158,7 @@ def shape_of(parts: Featured, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def require_separate(parts: Featured, shape: tuple[int, ...], *, name: str = "the frozen part of the model") -> None:
-    """Check by trial, on random images, that no image's features change with another image, or with its own position.
+    """Test, on random images, that no image's features change with another image, or with its own position.
 
     For the position, the first few images are left out, so that the others move up through all positions of a piece. A
     few shifts are tried, because a difference in the last bits does not show with every image. Of the large pieces of
@@ -181,8 +181,8 @@ def require_separate(parts: Featured, shape: tuple[int, ...], *, name: str = "th
         for shift in SHIFTS:
             if not torch.equal(parts.features(images[shift:]), together[shift:]):
                 raise UnsafeLayer(
-                    f"{name} gives an image other features at another position in the batch, so adding one record "
-                    "would change the features of others."
+                    f"{name} gives an image different features at a different position in the batch, so adding one "
+                    "record would change the features of others."
                 )
     if digest(parts) != before:
         raise UnsafeLayer(f"{name} changes with the images that it sees, so it would reveal them.")

@@ -28,10 +28,10 @@ from torch import nn
 
 from dpvision.data import Split, identify
 from dpvision.errors import ConfigError, DataError
-from dpvision.models import Featured, Shape, build, load_public, split_head
+from dpvision.models import Shape, at_side, build, load_public, split_head
 from dpvision.models.device import CPU
-from dpvision.models.featured import Pixels, require_head_last
-from dpvision.models.parts import Centred
+from dpvision.models.featured import Featured, Pixels, require_head_last
+from dpvision.models.parts import before_head
 from dpvision.models.patches import PATCHES
 from dpvision.models.scattering import Scattering
 from dpvision.private.features import cache
@@ -93,15 +93,16 @@ def _load(name: str, shape: Shape, weights: str | Path | None, progress: Progres
         _require_none(name, weights)
         return Encoder(name, shape, Scattering(shape), piece=None, origin=ORIGINS[name])
     model_name = "patches-1024" if name == "patches" else name
-    if model_name in PATCHES and weights is None:
-        weights = dictionary.load_or_compute(
-            dictionary.DictionarySettings(model_name, shape), home() / "priors", progress
-        )
+    base, computed = at_side(model_name, shape)
+    if base in PATCHES and weights is None:
+        weights = dictionary.load_or_compute(dictionary.DictionarySettings(base, computed), home() / "priors", progress)
     model = build(model_name, shape, classes=2, seed=0).eval()
-    parts = _before_head(model)
+    parts = before_head(model)
     if not any(True for _ in parts.prefix.parameters()):
         _require_none(name, weights)
-        return Encoder(name, shape, parts.prefix, piece=parts.piece, origin=_origin(name, None))
+        encoder = Encoder(name, shape, parts.prefix, piece=parts.piece, origin=_origin(name, None))
+        encoder.reduced_to = parts.reduced_to
+        return encoder
     if weights is None and public_weights.is_name(name):
         weights = public_weights.find(name)
     if weights is None:
@@ -113,7 +114,9 @@ def _load(name: str, shape: Shape, weights: str | Path | None, progress: Progres
     origin, digest = _origin(name, path), load_public(model, path)
     require_head_last(model, split_head(model), shape)
     origin = public_weights.describe(path, digest).get("origin", origin)
-    return Encoder(name, shape, parts.prefix, piece=parts.piece, origin=origin, weights=digest)
+    encoder = Encoder(name, shape, parts.prefix, piece=parts.piece, origin=origin, weights=digest)
+    encoder.reduced_to = parts.reduced_to
+    return encoder
 
 
 def extract(encoder: Encoder, split: Split, progress: Progress = lambda *_: None) -> NDArray[np.float32]:
@@ -137,15 +140,6 @@ def cache_key(encoder: Encoder, split: Split) -> tuple[str, ...]:
     """Return everything the rows depend on: records, network, weights, code and machine."""
     shape, piece = str(encoder.shape), str(encoder.piece)
     return identify(split)[1], "rows", encoder.name, shape, piece, cache.digest(encoder), cache.code_version()
-
-
-def _before_head(model: nn.Module) -> Featured:
-    """Return the model itself if it is a frozen part followed by only a head, or else split it before its head."""
-    if isinstance(model, Featured):
-        learned = [m for m in model.rest.modules() if m._parameters and not isinstance(m, Centred)]
-        if len(learned) == 1:
-            return model
-    return split_head(model)
 
 
 def _origin(name: str, weights: Path | None) -> str:

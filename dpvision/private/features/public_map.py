@@ -35,7 +35,7 @@ from dpvision.released.folder import HEADER, MAX_TEXT, read_arrays, read_schema
 from dpvision.storage import safetensors
 from dpvision.storage.home import home
 
-FORMAT = "dpvision-map-1"  # raise it with every change of what is drawn or computed
+FORMAT = "dpvision-map-1"  # increase it with every change to what is drawn or computed
 PROCESS, IMAGES, SEED, RIDGE = "dead-leaves-mixed", 4000, 1, 0.1
 Progress = Callable[[str, int, int], None]
 
@@ -68,7 +68,7 @@ def load_or_compute_whitening(
     except DataError as exc:
         raise DataError(f"{exc} Fix: remove the file; it is computed again from random images.") from exc
     if any(header.get(key) != value for key, value in metadata.items()):
-        raise DataError(f"{path}: does not contain the map that its name stands for. Fix: remove the file.")
+        raise DataError(f"{path}: does not contain the map that its name identifies. Fix: remove the file.")
     return Whitening(tensors["matrix"].numpy(), tensors["mean"].numpy(), RIDGE)
 
 
@@ -115,7 +115,7 @@ def load_split(folder: Path, source: str, *, split: str, classes: int | Sequence
     records: Split | None = getattr(data, split)
     if records is None:
         available = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
-        raise DataError(f"{source}: has no {split} split. Fix: --split {' or '.join(available)}.")
+        raise DataError(f"{source}: has no {split} split. Fix: use --split {' or '.join(available)}.")
     return records
 
 
@@ -134,18 +134,19 @@ def load_released_encoder(
     )
     if encoder.weights != card["weights"]:
         raise ConfigError(
-            f"the encoder {encoder.name!r} has other weights than those of the release (digest {card['weights']}). "
-            "Fix: --weights, the file that its card names."
+            f"the encoder {encoder.name!r} does not have the weights of the release (digest {card['weights']}). "
+            "Fix: use --weights with the file that its card names."
         )
     preparation = read_preparation(folder, card, encoder.width, columns=schema["width"])
     columns = encoder.width if preparation.whitening is None else preparation.whitening.width
     if columns != schema["width"]:
-        raise DataError(f"{folder}: its rows have {schema['width']} columns, but its map gives {columns}.")
+        raise DataError(f"{folder}: its rows have {schema['width']} columns, but its map produces {columns}.")
     return encoder, preparation
 
 
 def read_preparation(folder: Path, card: dict[str, Any], width: int, *, columns: int) -> Preparation:
-    """Return what the release did to each row of `width` features. A map gives `columns` numbers, at most `width`."""
+    """Return what the release did to each row of `width` features. A map produces `columns` numbers, at most
+    `width`."""
     path = folder / "map.safetensors"
     if path.exists():
         arrays = read_arrays(path, most=8 * width * (1 + min(columns, width)) + HEADER)

@@ -9,7 +9,7 @@ the disk before the progress file counts them, so it is never ahead of them.
     killed when all rows are complete       nothing is computed again
     partial or progress of something else, cut short, edited, of another owner, open to others, or a link
                                             removed, and computed again; the target of a link is not touched
-    not enough space on the disk            refused before the first row is computed
+    not enough space on disk            refused before the first row is computed
     a folder has the name of a file         DataError that names it
 """
 
@@ -77,7 +77,7 @@ class ResumableFile:
         return self
 
     def write(self, first: int, rows: NDArray[np.float32]) -> None:
-        """Write rows, starting at number `first`; they are on the disk when the call returns."""
+        """Write rows, starting at number `first`; they are on disk when the call returns."""
         assert rows.dtype == np.float32 and rows.shape[1:] == self.shape[1:] and first + len(rows) <= self.shape[0]
         left, place = np.ascontiguousarray(rows).reshape(-1).view(np.uint8), self._place(first)
         while len(left):
@@ -86,7 +86,7 @@ class ResumableFile:
         os.fsync(self._file)
 
     def record(self, rows: int) -> None:
-        """Record on the disk that the first `rows` rows are complete, whichever process wrote them."""
+        """Record on disk that the first `rows` rows are complete, whichever process wrote them."""
         self._read_on(rows)
         progress = {**self._facts(), "token": self.token, "rows": rows, "digest": self._digest.hexdigest()}
         files.write(self.progress, json.dumps(progress) + "\n")

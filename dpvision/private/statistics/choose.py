@@ -51,7 +51,7 @@ def choose(
     images that the head will be fitted to.
     """
     if not candidates:
-        raise ConfigError("candidates is empty. Fix: at least one dictionary of settings.")
+        raise ConfigError("candidates is empty. Fix: give at least one dictionary of settings.")
     if min(n, repeats) < 1:
         raise ConfigError(f"n and repeats must be above 0; they are {n} and {repeats}.")
     x = as_matrix(public_features, "public_features")

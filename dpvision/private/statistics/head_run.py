@@ -46,6 +46,7 @@ from dpvision.private.training.public_inputs import PublicInputs, require_every_
 from dpvision.private.training.state import State
 from dpvision.private.training.train import Outcome, facts_of, require_same_data
 from dpvision.released import evaluation, report
+from dpvision.settings import auto
 from dpvision.settings.recipes import recipe
 from dpvision.settings.setting import to_dict
 from dpvision.settings.training import HEAD_ON_FEATURES, Config
@@ -54,7 +55,12 @@ from dpvision.storage.home import computing, count_threads, use_threads
 
 # The settings that a user can choose; everything else about a head follows from these and from public numbers.
 SETTABLE = {"head", "epsilon", "delta", "n", "classes", "steps", "clip", "release", "synthetic", "budget"}
-SETTABLE |= {"licence", "public_licence", "device"}  # the device is only checked: heads are computed on the CPU
+SETTABLE |= {
+    "chosen_by",
+    "licence",
+    "public_licence",
+    "device",
+}  # the device is only checked: heads are computed on the CPU
 NAMES = {"descent": "gd", "newton": "newton", "moments": "moments", "lda": "lda"}
 # lda uses a private covariance if the number of images times epsilon exceeds this value times the number of columns.
 # (Accuracy with and without one, on pixels of MNIST, 784 columns: 84% and 82% at 8, 87% and 82% at 38; on pixels of
@@ -99,6 +105,8 @@ class PreparedHead:
 
 def prepare(source: str, config: Config) -> PreparedHead:
     """Read the rows and complete the settings. Facts that were not declared are read from the data and listed."""
+    if config.recipe == auto.AUTO:
+        config = replace(config, recipe="default")
     if config.model != HEAD_ON_FEATURES:  # not the complete settings of an existing run
         usual = vars(recipe("default", epsilon=config.epsilon))
         for name in sorted(k for k, v in vars(config).items() if k not in SETTABLE and v != usual[k]):
@@ -123,14 +131,14 @@ def _read_public(config: Config, data: Dataset, private: overlap.Sketch) -> Publ
     if split.images.shape[2] != data.train.images.shape[2]:
         raise DataError(
             f"{config.synthetic}: its rows have {split.images.shape[2]:,} columns, and those of {data.name} "
-            f"{data.train.images.shape[2]:,}. Fix: features from the same encoder."
+            f"{data.train.images.shape[2]:,}. Fix: use features from the same encoder."
         )
     _, in_order, digests = identify(split)
     sketch = overlap.sketch_rows(split.images, digests)
     if overlap.has_some_of(sketch, private) or overlap.find("", sketch):
         raise ConfigError(
             f"{config.synthetic}: some of its rows are private here, or on an account of the ledger, so they are not "
-            "public. Fix: features of images that were made or collected without the private data."
+            "public. Fix: use features of images that were made or collected without the private data."
         )
     entry = {"file": Path(config.synthetic).name, "digest": in_order, "images": len(split)}
     return PublicInputs({"synthetic": entry}, split, config.synthetic)
@@ -197,7 +205,9 @@ def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> O
         return _outcome(run, prepared, private=facts.get("private") is True, seconds=0.0)
     key = Key.read(key_path)
     if key is None or header.get("signature") != key.sign(header["digest"]):
-        raise PrivacyError(f"{run.folder}: its key is missing, or its state belongs to another run. Fix: a new run.")
+        raise PrivacyError(
+            f"{run.folder}: its key is missing, or its state belongs to another run. Fix: start a new run."
+        )
     with use_threads(facts.get("head_threads"), resumed=resumed):
         rows, public = private_rows(prepared)
         event, setup, n = prepared.event(), prepared.setup, int(config.n or 0)

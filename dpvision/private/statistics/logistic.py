@@ -41,7 +41,7 @@ from dpvision.private.statistics.whitening import add_ridge
 from dpvision.settings.plan import LARGEST_RATE, NOISE_OF_SCORES
 
 EMA_DECAY = 0.9
-# Above this, the last bits of a score decide on the class, and they may depend on other rows in the same block.
+# Above this, the last bits of a score decide the class, and they may depend on other rows in the same block.
 MAX_SCORE = 1e9
 # No useful total rate is larger, and up to this one no score overflows.
 MAX_TOTAL_RATE = 1e9

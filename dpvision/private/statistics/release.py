@@ -6,7 +6,7 @@ Formal guarantee: for two data sets that differ by one additional image, and an 
 functions of each image alone, everything in the released folder satisfies the guarantee of the event on its card. The
 event is in the data set's ledger, on disk, before the first noise is drawn. Only the mechanism reads private rows, and
 it does what the charge states and no more. If there is a test split, the accuracy on it is reported without noise: it
-reveals information about the test images, and the card says so.
+reveals information about the test images, and the card states this.
 
 If the process is killed after the charge, the key still exists: the same command makes the same bits, with the numbers
 of threads that it started with, and is not charged again. When the folder is complete, the key is destroyed.
@@ -44,6 +44,7 @@ from dpvision.private.statistics.baselines.synthesis import Synthesis
 from dpvision.private.statistics.mechanism import Description, Mechanism, Output
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import MomentsMechanism
+from dpvision.private.training.choice import choose_encoder
 from dpvision.released import folder as folders
 from dpvision.released import report
 from dpvision.released.learners import DiscriminantLearner, LinearLearner
@@ -112,6 +113,9 @@ def prepare(source: str, settings: Release) -> PreparedRelease:
 
 def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRelease:
     """Prepare a release of data in memory."""
+    if settings.encoder is None and settings.weights is None:
+        encoder, reason = choose_encoder(data, n=settings.n or len(data.train), epsilon=settings.epsilon)
+        settings = replace(settings, encoder=encoder, chosen_by=f"auto: {reason}")
     if settings.weights is not None or public_weights.is_name(settings.encoder or ""):
         settings = replace(settings, weights=str(public_weights.resolve(settings.weights or str(settings.encoder))))
     known = settings.n or settings.class_counts or (not data.inferred and source == "digits")
@@ -182,7 +186,7 @@ def make(
     key_path = require_possible(prepared, out, test_key, accounts)
     encoded = encoded or Encoded(prepared, progress)
     if encoded.of != prepared.of_rows:
-        raise PrivacyError("the rows come from other data or features than those that would be charged.")
+        raise PrivacyError("the rows do not come from the data and features that would be charged.")
     mechanism = mechanism_of(encoded.rows, config)
     description = mechanism.describe(config)
 

@@ -98,7 +98,7 @@ class HeadSetup(Setup):
         if not self.method.needs_public:
             return None
         if features is None:
-            raise ConfigError(f"{self.name} with these settings needs public features. Fix: public=...")
+            raise ConfigError(f"{self.name} with these settings needs public features. Fix: pass public=...")
         rows = Rows.public(features, self.preparation)
         if rows.width != width:
             raise ConfigError(f"public has {rows.width} columns and the features have {width}: they must be equal.")

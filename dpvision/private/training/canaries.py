@@ -53,7 +53,7 @@ def require_enough_weights(canaries: int, weights: int) -> None:
     if canaries > weights:
         raise ConfigError(
             f"canaries is {canaries:,}, but a step trains only {weights:,} weights, and each canary needs a separate "
-            f"weight. Fix: --canaries {weights} or fewer."
+            f"weight. Fix: use --canaries {weights} or fewer."
         )
 
 

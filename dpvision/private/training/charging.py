@@ -28,9 +28,9 @@ def charge(
 ) -> tuple[State, Key, Charge]:
     """On rank 0: determine the branch, charge for it, and notify the other ranks when the charge is on disk.
 
-    A trial of a tuning is not charged again: `tuning_charge` pays for it. `data` names everything that the computation
-    uses. Changed features under the same noise would reveal records, so they are refused; features computed by another
-    machine or version may round differently, and get a new branch.
+    A trial of a tuning run is not charged again: `tuning_charge` pays for it. `data` names everything that the
+    computation uses. Changed features under the same noise would reveal records, so they are refused; features computed
+    by another machine or version may round differently, and get a new branch.
     """
     config, facts = prepared.config, run.facts()
     before = State.load(run.state, model)
@@ -63,7 +63,7 @@ def charge(
         charged = _trial_of(run, tuning_charge, accounts.first.account(), event, id=state.branch)
     if charged.private != state.private:
         raise LedgerMismatch(
-            f"{run.folder}: its ledger and its state disagree on whether its noise is secret. Fix: a new run."
+            f"{run.folder}: its ledger and its state disagree on whether its noise is secret. Fix: start a new run."
         )
     # From here on, the charge is on disk.
     state.save(run)
@@ -75,9 +75,9 @@ def charge(
 
 
 def require_certificate(prepared: Prepared, team: Team) -> None:
-    """On all ranks, before a charge: require the certificate, by a trial on each rank's accelerator.
+    """On all ranks, before a charge: require the certificate, by a test on each rank's accelerator.
 
-    On the CPU, rank 0 runs the trial for all ranks, as they have the same software. A rank that fails raises its error.
+    On the CPU, rank 0 runs the test for all ranks, as they have the same software. A rank that fails raises its error.
     """
     failure: Exception | None = None
     if team.first or prepared.device.type != "cpu":
@@ -91,7 +91,7 @@ def require_certificate(prepared: Prepared, team: Team) -> None:
     if refused:
         with suppress(RankLost):
             team.wait()  # until the failed rank has ended; it reports the reason
-        raise ConfigError("the trial failed on another rank. Nothing was charged. Fix: see the error of that rank.")
+        raise ConfigError("a test failed on another rank. Nothing was charged. Fix: see the error of that rank.")
 
 
 def _no_charge(state: State, name: str, event: Event) -> Charge:
@@ -105,12 +105,12 @@ def _trial_of(run: run_folder.Run, tuning_charge: Charge, account: Account, even
     The trial must be in the folder of that tuning, which must be in progress: a charge pays only for its own trials.
     """
     if tuning_charge not in account.charges:
-        raise LedgerMismatch("the ledger has no charge for a tuning with this trial. Fix: a new tuning.")
+        raise LedgerMismatch("the ledger has no charge for a tuning run with this trial. Fix: start a new tuning run.")
     charge = tuning_charge.trial(event, id=id)
     tuning = run_folder.Run(run.folder.parents[2])
     inside = run.folder.parent == tuning.operator / "trials" and (tuning.operator / "run.json").exists()
     if not inside or (tuning.facts().get("run"), tuning.facts().get("complete")) != (tuning_charge.run, False):
-        raise LedgerMismatch(f"{run.folder}: is not a trial of a tuning in progress, so no charge covers it.")
+        raise LedgerMismatch(f"{run.folder}: is not a trial of a tuning run in progress, so no charge covers it.")
     return charge
 
 
@@ -124,7 +124,7 @@ def await_charge(
     key = Key.read(path)
     if key is None:
         raise PrivacyError(
-            f"{path}: rank {team.rank} does not see the run's key, and keys are never sent. Fix: the same "
+            f"{path}: rank {team.rank} does not see the run's key, and keys are never sent. Fix: use the same "
             "DPVISION_HOME for every rank, on a file system that all ranks share."
         )
     team.wait()
@@ -136,7 +136,7 @@ def await_charge(
         charge = _no_charge(state, run_folder.fact(run.facts(), "run", str), event)
     if charge is None or (state.branch, state.data) != (branch, data):
         raise LedgerMismatch(
-            f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: a run "
-            "folder and a DPVISION_HOME on a file system that all ranks share."
+            f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: put "
+            "the run folder and DPVISION_HOME on a file system that all ranks share."
         )
     return state, key, charge

@@ -90,7 +90,7 @@ def connect(store: dist.Store, rank: int, ranks: int) -> Link:
     if blind := store.get(MISSING).decode():
         raise PrivacyError(
             f"{path}: rank {blind} of {ranks} does not see this key, which encrypts their messages. Nothing was "
-            "charged. Fix: the same DPVISION_HOME for every rank, on a file system that all ranks share."
+            "charged. Fix: use the same DPVISION_HOME for every rank, on a file system that all ranks share."
         )
     return Link(key, rank)
 

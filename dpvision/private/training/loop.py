@@ -186,7 +186,7 @@ class Assistant:
         if not bool(gradient.isfinite().all()):
             raise ConfigError(
                 f"step {step}: the gradient of the public images is not finite, so training has diverged. "
-                "The charge remains in the ledger. Fix: a new run with a smaller --lr."
+                "The charge remains in the ledger. Fix: start a new run with a smaller --lr."
             )
         return gradient
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,10 +32,12 @@ from dpvision.models.parts import CENTRE
 from dpvision.private.accounts import overlap
 from dpvision.private.engine import Public
 from dpvision.private.features import cache
+from dpvision.private.training.choice import choose_recipe
 from dpvision.private.training.network import Network
 from dpvision.private.training.private_sum import count_units, fetcher
 from dpvision.private.training.public_inputs import PublicInputs, read_public_inputs, require_every_class
 from dpvision.private.training.state import software
+from dpvision.settings import auto
 from dpvision.settings.setting import reading_options, with_share
 from dpvision.settings.training import WAYS, Config
 from dpvision.views import Views
@@ -152,9 +155,9 @@ class Prepared:
         return (*network, config.assist, config.unit, config.clip, config.clip_style, *passes)
 
     def require_certificate(self) -> None:
-        """Require, by a trial on random images, that no layer mixes images and that every clipped sum is right.
+        """Require, by a test on random images, that no layer mixes images and that every clipped sum is right.
 
-        The trial is not repeated in a process with the same number of threads.
+        The test is not repeated in a process with the same number of threads.
         """
         threads = torch.get_num_threads()
         if self.__dict__.get("_certified_with") == threads:
@@ -164,8 +167,8 @@ class Prepared:
                 self._certify(part)
             except torch.OutOfMemoryError as exc:
                 raise ConfigError(
-                    f"{self.device}: has too little memory for the trial that precedes a charge, with "
-                    f"{self.network.passes}. Nothing was charged. Fix: --physical {self.config.views} or slightly "
+                    f"{self.device}: has too little memory for the test that precedes a charge, with "
+                    f"{self.network.passes}. Nothing was charged. Fix: use --physical {self.config.views} or slightly "
                     "more, or free memory on the device."
                 ) from exc
         self.__dict__["_certified_with"] = threads
@@ -183,7 +186,7 @@ class Prepared:
         certify(*arguments, **options)
 
     def _trial(self, part: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a trial of one part of the network."""
+        """Return the arguments of the test of one part of the network."""
         config, network = self.config, self.network
         model = network.build(part=part)
         shape, learner = network.input_shape(model), network.learner(model, part=part)
@@ -214,6 +217,16 @@ class Prepared:
         model = network.build()
         cost = count(*network.learner(model), network.input_shape(model))
         return predict(cost, device, batch=self.sampler.batch, views=config.views, precision=config.precision)
+
+    def bytes_of_features(self) -> int:
+        """Return the disk space that features will take that are not cached yet; 0 without a frozen part."""
+        model = self.network.build()
+        parts = self.network.split(model)
+        if parts is None:
+            return 0
+        splits = [s for s in (self.data.train, self.data.test) if s is not None]
+        missing = sum(cache.count_missing(self.network.features_key(s, parts), len(s)) for s in splits)
+        return 4 * missing * math.prod(cache.shape_of(parts, self.shape))
 
     def estimate_seconds(self, *, ranks: int = 1) -> float:
         """Estimate the time for missing features and all steps on this machine, without testing."""
@@ -249,7 +262,7 @@ def prepare_read(
 ) -> Prepared:
     """Prepare a training run on data in memory; `source` is where it can be read again, or its name."""
     if config.unit == "person" and data.train.persons is None:
-        raise ConfigError(f"{source}: --unit person needs the person on each image. Fix: a CSV column 'person'.")
+        raise ConfigError(f"{source}: --unit person needs the person on each image. Fix: add a CSV column 'person'.")
     known = not data.inferred and source == "digits"  # built-in data of public size
     read_off = data.inferred if config.n or known else (*data.inferred, f"number of {config.unit}s")
     notes: list[str] = []
@@ -258,7 +271,15 @@ def prepare_read(
     if config.device == "auto":  # so that a resumed run uses the same kind of device
         config = replace(config, device=device.type)
     config = with_share(config, data.test_share, source=source)
-    complete = config.complete(count_units(data.train, config.unit))
+    units = count_units(data.train, config.unit)
+    if config.recipe == auto.AUTO:
+        config = choose_recipe(config, data, units, device)
+    elif config.minutes is not None and (config.chosen_by is None or config.recipe == "default"):
+        raise ConfigError(
+            f"minutes is {config.minutes:g}, but recipe {config.recipe} is not fitted to a time. Fix: leave --minutes "
+            "out, or use --recipe auto without settings of the method."
+        )
+    complete = config.complete(units)
     require_every_class(data.train, data.classes, data.name, "Fix: leave it out of the classes, or add images")
     fingerprint, in_order, digests = identify(data.train)
     public = read_public_inputs(complete, data, digests, progress)

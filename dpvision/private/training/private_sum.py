@@ -47,7 +47,7 @@ def count_units(split: Split, unit: str) -> int:
     if unit == "image":
         return len(split.labels)
     if split.persons is None:
-        raise ConfigError("--unit person needs the person on each image. Fix: a CSV column 'person'.")
+        raise ConfigError("--unit person needs the person on each image. Fix: add a CSV column 'person'.")
     return len(np.unique(split.persons))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from dpvision.core.events import Event, from_json, to_json
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError
-from dpvision.models import digest_file
+from dpvision.models import at_side, digest_file
 from dpvision.private.accounts.accounts import require_not_in_provenance
 from dpvision.public import dictionary, provenance
 from dpvision.settings.training import Config
@@ -100,13 +100,13 @@ def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     if header.get("private", "yes") != "yes":
         raise DataError(
             f"{path}: is not private ({header['private']}), so a model initialised from it would not be private. Fix: "
-            "other weights."
+            "use other weights."
         )
     if "event" in header:
         if header.get("unit") != unit:
             raise ConfigError(
                 f"{path}: was trained with privacy for each {header.get('unit', 'unit, which it does not name')}, so "
-                f"it has no guarantee for each {unit}. Fix: --unit {header.get('unit', 'image')}, or other weights."
+                f"it has no guarantee for each {unit}. Fix: use --unit {header.get('unit', 'image')}, or other weights."
             )
         try:
             entry["event"] = to_json(from_json(json.loads(safetensors.read(path).header["event"])))
@@ -121,7 +121,7 @@ def _load_or_build_prior(
     """Return the file of weights built from random images of the data's shape, with its name and digest."""
     height, width, channels = data.train.images.shape[1:]
     assert config.model  # complete
-    settings = dictionary.DictionarySettings(config.model, (channels, height, width))
+    settings = dictionary.DictionarySettings(*at_side(config.model, (channels, height, width)))
     path = dictionary.load_or_compute(settings, home() / "priors", progress)
     name = f"{settings.model} of {settings.process}, seed {settings.seed}"
     return str(path), {"file": name, "digest": digest_file(path)}
@@ -139,7 +139,7 @@ def read_public_images(source: str, data: Dataset, private: set[bytes]) -> tuple
     if same:
         raise ConfigError(
             f"{source}: {same:,} of its images are also in the private data, pixel for pixel, so they are not public. "
-            "Fix: images that were made or collected without the private data."
+            "Fix: use images that were made or collected without the private data."
         )
     note = provenance.read_card_provenance(source)
     if note:

@@ -54,11 +54,11 @@ class Team:
         """Return the sum of all shares, in place, on rank 0; None on the others, which see only their own share."""
         with _raising_rank_lost(self):
             if not self.first:
-                _connected().send(share, 0)
+                _require_link().send(share, 0)
                 return None
             for rank in range(1, self.ranks):
                 other = torch.empty_like(share)
-                _connected().receive(other, rank)
+                _require_link().receive(other, rank)
                 share += other
             return share
 
@@ -66,10 +66,10 @@ class Team:
         """Return rank 0's value on every rank; on the others, `value` has the same size and is overwritten."""
         with _raising_rank_lost(self):
             if not self.first:
-                _connected().receive(value, 0)
+                _require_link().receive(value, 0)
                 return value
             for rank in range(1, self.ranks):
-                _connected().send(value, rank)
+                _require_link().send(value, rank)
             return value
 
     def text(self, text: str = "") -> str:
@@ -94,7 +94,7 @@ class Team:
             if self.any(self.text(digest) != digest):
                 raise ConfigError(
                     f"{name}: not the same on all {self.ranks} ranks, so they cannot train together. Nothing was "
-                    "charged. Fix: the same command, data and installation for every rank."
+                    "charged. Fix: use the same command, data and installation for every rank."
                 )
 
 
@@ -146,7 +146,7 @@ def is_first_to_report() -> bool:
         return True  # the store ended with the rank that hosted it
 
 
-def _connected() -> links.Link:
+def _require_link() -> links.Link:
     assert _link is not None  # with several ranks, `start` has set it
     return _link
 

@@ -150,7 +150,7 @@ def same_or_new_branch(state: State, config: Config, *, data: str, software: str
     if (config.steps or 0) < state.step:
         raise ConfigError(f"{state.step} steps are already done, so --steps cannot be {config.steps}.")
     if config.hash() != before.hash() and before.steps == config.steps == state.step:
-        raise ConfigError(f"all {state.step} steps are done, so settings can no longer change. Fix: a new run.")
+        raise ConfigError(f"all {state.step} steps are done, so settings can no longer change. Fix: start a new run.")
     name = state.key
     if key is None:  # the old noise cannot be drawn without the old key
         name, key = secrets.token_hex(8), Key.fresh()

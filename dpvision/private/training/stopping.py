@@ -65,7 +65,7 @@ class Stopping:
                 f"eta is {self.eta} and gamma {self.gamma}: -0.9 <= eta <= 10, 0 < gamma < 1 is required."
             )
         if 0 < abs(self.eta) < 1e-6:
-            raise ConfigError(f"eta is {self.eta}: too close to 0 for accurate arithmetic. Fix: 0.")
+            raise ConfigError(f"eta is {self.eta}: too close to 0 for accurate arithmetic. Fix: use 0.")
 
     @property
     def mean(self) -> float:
@@ -108,7 +108,9 @@ def stopping(mean: float, eta: float = 0.0) -> Stopping:
         low, high = (low, middle) if Stopping(eta, math.exp(middle)).mean < mean else (middle, high)
     distribution = Stopping(eta, math.exp(high))
     if not 0.99 * mean <= distribution.mean <= 1.01 * mean:
-        raise ConfigError(f"with eta {eta:g}, the number of trials cannot have mean {mean:g}. Fix: an eta of 0 or 1.")
+        raise ConfigError(
+            f"with eta {eta:g}, the number of trials cannot have mean {mean:g}. Fix: use an eta of 0 or 1."
+        )
     return distribution
 
 
@@ -140,7 +142,7 @@ def epsilon(trials: Sequence[Event], stop: Stopping, delta: float) -> float:
 
 
 def tuned(trials: Sequence[Event], stop: Stopping, delta: float) -> Tuned:
-    """Return the event of a tuning whose candidates are `trials`."""
+    """Return the event of a tuning run whose candidates are `trials`."""
     return Tuned(tuple(trials), stop.eta, stop.gamma, epsilon(trials, stop, delta), delta)
 
 
@@ -182,5 +184,5 @@ def calibrate_tuning(budget: Budget, steps: Sequence[tuple[float, int]], stop: S
         alone *= 1 - PRECISION
     raise ConfigError(
         f"no noise keeps {stop.mean:.3g} expected trials within epsilon {budget.epsilon:g} at delta {budget.delta:g}. "
-        "Fix: fewer trials, or a larger epsilon."
+        "Fix: use fewer trials, or a larger epsilon."
     )

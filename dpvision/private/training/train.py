@@ -1,7 +1,7 @@
 """A run of private training: everything around the steps (loop.py), in order.
 
     prepare    (prepare.py) read the data and complete the settings from public numbers; nothing is charged
-    run        all of the following, for the command line, the estimators, tunings and shadow models
+    run        all of the following, for the command line, the estimators, tuning runs and shadow models
     begin      create the run folder and its key; nothing is charged yet
     proceed    charge the ledger (charging.py), train (loop.py), write the files for release; also resumes a run
 
@@ -127,8 +127,8 @@ def begin(
         team.wait()
     if not run.operator.exists():
         raise ConfigError(
-            f"{run.folder}: rank {team.rank} does not see the folder that rank 0 created. Fix: --out on a file system "
-            "that all ranks share."
+            f"{run.folder}: rank {team.rank} does not see the folder that rank 0 created. Fix: use --out on a "
+            "file system that all ranks share."
         )
     return run
 
@@ -201,13 +201,15 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
     _require_no_trial(run, facts)
     if "tuning" in facts:
         clear(run)
-        raise ConfigError(f"{run.folder}: is a tuning, which cannot be resumed. Fix: a new one, with its own charge.")
+        raise ConfigError(
+            f"{run.folder}: is a tuning run, which cannot be resumed. Fix: start a new one, with its own charge."
+        )
     before = State.config_of(safetensors.read(run.state).header, run.state)
     config = merge(before, changes or {}, source="resume")
     known = declared(Config)  # a change starts a new branch, with fresh noise and its own charge
     fixed = sorted(k for k in (changes or {}) if not known[k].resumable and getattr(config, k) != getattr(before, k))
     if fixed:
-        raise ConfigError(f"{run.folder}: {', '.join(fixed)} cannot change in an existing run. Fix: a new run.")
+        raise ConfigError(f"{run.folder}: {', '.join(fixed)} cannot change in an existing run. Fix: start a new run.")
     prepared = prepare(run_folder.fact(facts, "data", str), config, rule=rule_of(facts))
     require_same_data(facts, prepared)
     return prepared
@@ -219,11 +221,11 @@ def rule_of(facts: dict[str, Any]) -> int:
 
 
 def _require_no_trial(run: run_folder.Run, facts: dict[str, Any]) -> None:
-    """Refuse a trial of a tuning: the charge pays only for the best trial, so trials cannot continue separately."""
+    """Refuse a trial of a tuning run: the charge pays only for the best trial, so trials cannot continue separately."""
     if "trial_of" in facts:
         raise ConfigError(
             f"{run.folder}: is a trial of the tuning {facts['trial_of']}, whose charge covers only its best trial, so "
-            "it cannot be resumed separately. Fix: a new run, with its own charge."
+            "it cannot be resumed separately. Fix: start a new run, with its own charge."
         )
 
 
@@ -262,7 +264,7 @@ def proceed(
     team = ranks.team()
     advice = (
         "The charge remains in the ledger; resuming the run from the last saved step with the same number of ranks "
-        f"is not charged again. Fix: `torchrun --nproc-per-node {team.ranks} -m dpvision -- resume {run.folder}` "
+        f"is not charged again. Fix: run `torchrun --nproc-per-node {team.ranks} -m dpvision -- resume {run.folder}` "
         "(another number of ranks would be a new branch with a separate charge)."
     )
     with _advise(advice, run), run_folder.only_one(run) if team.first else nullcontext():
@@ -280,7 +282,7 @@ def _advise(text: str, run: run_folder.Run | None = None) -> Iterator[None]:
         if run is None:
             raise
         raise DataError(
-            "the device ran out of memory, perhaps because another program has used some since the trial. The charge "
+            "the device ran out of memory, perhaps because another program has used some since the test. The charge "
             "remains in the ledger, and resuming is not charged again. Fix: free memory, then `dpvision resume "
             f"{run.folder}` continues from the last saved step with the same noise. (A smaller --physical would be a "
             "new branch with a separate charge.)"

@@ -74,12 +74,12 @@ class PreparedTuning:
 def prepare(
     source: str, settings: Config, grid: Mapping[str, Sequence[Any]], *, score: str, trials: float, eta: float = 1.0
 ) -> PreparedTuning:
-    """Prepare a tuning of all combinations of the grid's values; `trials` is the expected number of trials."""
+    """Prepare a tuning run over all combinations of the grid's values; `trials` is the expected number of trials."""
     if ranks.ranks() > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("a tuning runs in a single process. Fix: run it without torchrun.")
     if settings.sigma is not None or settings.canaries or settings.probe_steps or settings.probe_share:
         raise ConfigError(
-            "a tuning computes sigma, and supports neither canaries nor probe steps. Fix: leave them out."
+            "a tuning run computes sigma, and supports neither canaries nor probe steps. Fix: leave them out."
         )
     given = _combinations(grid)
     stop = stopping.stopping(trials, eta)
@@ -96,11 +96,12 @@ def prepare(
     for candidate, trial in zip(candidates, event.trials, strict=True):
         if candidate.public.earlier_events:
             raise ConfigError(
-                "the initial weights were trained privately, and a tuning cannot count their event. Fix: other weights."
+                "the initial weights were trained privately, and a tuning cannot count their event. Fix: use "
+                "other weights."
             )
         assert candidate.event() == trial
     split, named = read_public_images(score, data, set(identify(data.train)[2]))
-    require_not_private(score, [split], fix="public images for the score")
+    require_not_private(score, [split], fix="use public images for the score")
     return PreparedTuning(candidates, tuple(given), stop, event, split, named)
 
 
@@ -109,9 +110,9 @@ def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     tunable = [name for name, setting in declared(Config).items() if setting.tunable]
     for name, values in grid.items():
         if name not in tunable:
-            raise ConfigError(f"{name} cannot be tuned. Fix: one of {', '.join(tunable)}.")
+            raise ConfigError(f"{name} cannot be tuned. Fix: use one of {', '.join(tunable)}.")
         if not values:
-            raise ConfigError(f"{name} has no values to try. Fix: --grid {name}=1,2.")
+            raise ConfigError(f"{name} has no values to try. Fix: use --grid {name}=1,2.")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if not 2 <= len(combinations) <= MAX_CANDIDATES:
         raise ConfigError(f"the grid has {len(combinations)} candidates: it must have 2 to {MAX_CANDIDATES}.")

@@ -90,9 +90,9 @@ def fit(
     `provenance` is the record (provenance.py) of the original image files.
     """
     if steps is None and minutes is None:
-        raise ConfigError("a fit needs a limit. Fix: --steps N or --minutes M.")
+        raise ConfigError("a fit needs a limit. Fix: use --steps N or --minutes M.")
     if (steps is not None and steps < 1) or (minutes is not None and not 0 < minutes < math.inf):
-        raise ConfigError("a fit needs at least one step and more than 0 minutes. Fix: --steps or --minutes.")
+        raise ConfigError("a fit needs at least one step and more than 0 minutes. Fix: use --steps or --minutes.")
     require_labelled_images(spec, images, labels)
     require_free(folder, Fit)
     task = Fit(spec, settings, images, labels, provenance=provenance, device=device)
@@ -120,13 +120,13 @@ def require_labelled_images(spec: ModelSpec, images: np.ndarray, labels: np.ndar
             f"public images: arrays of shape {images.shape} and {labels.shape} are not labelled {spec.shape} images."
         )
     if len(images) == 0:
-        raise DataError("public images: there are none. Fix: images of every class.")
+        raise DataError("public images: there are none. Fix: use images of every class.")
     if labels.min() < 0 or labels.max() >= len(spec.classes):
         raise DataError(f"public images: some labels are not from 0 to {len(spec.classes) - 1}.")
     counts = np.bincount(labels, minlength=len(spec.classes))
     if 0 in counts:
         name = spec.classes[int(counts.argmin())]
-        raise DataError(f"public images: class {name!r} has none. Fix: images of every class.")
+        raise DataError(f"public images: class {name!r} has none. Fix: use images of every class.")
 
 
 def digest_images(images: np.ndarray, labels: np.ndarray) -> str:

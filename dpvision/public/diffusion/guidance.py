@@ -92,7 +92,9 @@ def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.
     """Load a guide for the model it was fitted to; return it and a name for this guide and weight."""
     path = folder / "weights.safetensors"
     if not path.exists():
-        raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of a finished `dpvision synth guide`.")
+        raise DataError(
+            f"{folder}: has no weights.safetensors. Fix: give the folder of a finished `dpvision synth guide`."
+        )
     if not math.isfinite(weight):
         raise ConfigError(f"weight is {weight}: a guide's weight must be finite.")
     header = safetensors.read(path).header
@@ -102,7 +104,7 @@ def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.
         settings = GuideSettings(**json.loads(header["settings"]))
         fitted_to = header["model_digest"]
     except (*safetensors.UNSOUND, ConfigError) as exc:
-        raise DataError(f"{path}: its header is not that of a guide ({exc}). Fix: `dpvision synth guide`.") from exc
+        raise DataError(f"{path}: its header is not that of a guide ({exc}). Fix: run `dpvision synth guide`.") from exc
     spec, _, model_digest = load_diffusion(model)
     if parse_spec(header, path) != spec or fitted_to != model_digest:
         raise ConfigError(f"{folder}: was fitted to another model. Fix: run `dpvision synth guide` for this one.")
@@ -126,9 +128,9 @@ def _read_samples(path: Path, spec: ModelSpec, count: int) -> Labelled:
         with files.open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             images, labels = arrays["train_images"], arrays["train_labels"]
     except Exception as exc:  # a zip file can be broken in many ways
-        raise DataError(f"{path}: cannot be read ({exc}). Fix: another --out.") from exc
+        raise DataError(f"{path}: cannot be read ({exc}). Fix: use another --out.") from exc
     if images.shape != (count, height, width, channels) or images.dtype != np.uint8 or labels.shape != (count,):
-        raise DataError(f"{path}: its samples do not match these settings. Fix: another --out.")
+        raise DataError(f"{path}: its samples do not match these settings. Fix: use another --out.")
     return images, labels.astype(np.int64)
 
 
@@ -261,7 +263,7 @@ class Extractor(nn.Module):
 
     def __init__(self, channels: int, *, classes: int, width: int) -> None:
         super().__init__()
-        self.embedding = Embedding(width, 4 * width, classes=1)  # of the noise level alone
+        self.embedding = Embedding(width, 4 * width, classes=1)  # depends on the noise level only
         self.enter = nn.Conv2d(channels, width, 4, stride=2, padding=1)
         self.blocks = nn.ModuleList(
             [

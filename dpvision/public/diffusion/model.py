@@ -66,7 +66,7 @@ def parse_spec(header: dict[str, str], path: Path) -> ModelSpec:
         return ModelSpec((channels, height, width), classes, method=str(facts["method"]), size=str(facts["size"]))
     except (*safetensors.UNSOUND, ConfigError) as exc:
         raise DataError(
-            f"{path}: its header is not that of a diffusion model ({exc}). Fix: `dpvision synth fit`."
+            f"{path}: its header is not that of a diffusion model ({exc}). Fix: run `dpvision synth fit`."
         ) from exc
 
 
@@ -74,7 +74,7 @@ def load_diffusion(folder: Path, *, device: str | torch.device = "cpu") -> tuple
     """Load the spec, the network with its averaged weights, and their digest from a fitted model's folder."""
     path = folder / "weights.safetensors"
     if not path.exists():
-        raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of `dpvision synth fit`.")
+        raise DataError(f"{folder}: has no weights.safetensors. Fix: give the folder of `dpvision synth fit`.")
     spec = parse_spec(safetensors.read(path).header, path)
     with torch.device("meta"):
         network = UNet(unet_size(spec.size), spec.shape, classes=len(spec.classes))

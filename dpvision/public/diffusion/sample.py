@@ -45,7 +45,7 @@ class SampleSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MAX_COUNT or self.batch < 1:
             raise ConfigError(
-                f"cannot draw {self.count:,} images in batches of {self.batch:,}. Fix: 1 to {MAX_COUNT:,} images."
+                f"cannot draw {self.count:,} images in batches of {self.batch:,}. Fix: use 1 to {MAX_COUNT:,} images."
             )
         if self.sampler is not None and self.sampler not in SAMPLERS:
             raise ConfigError(f"there is no sampler named {self.sampler!r}. There are: {', '.join(SAMPLERS)}.")
@@ -78,12 +78,12 @@ def sample(
     `guided_by` names the guide and its weight; `guide_provenance` is the record of the images it was trained on.
     """
     if out.suffix != ".npz":
-        raise ConfigError(f"{out}: samples are written as an .npz file. Fix: --out {out}.npz")
+        raise ConfigError(f"{out}: samples are written as an .npz file. Fix: use --out {out}.npz")
     parts = out.with_name(out.name + ".parts")
     companions = [out.with_suffix(".json"), out.with_suffix(".png")]
     for path in [out] if parts.exists() else [out, *companions]:  # if parts exist, the companions belong to them
         if path.exists():
-            raise ConfigError(f"{path}: already exists. Fix: another --out.")
+            raise ConfigError(f"{path}: already exists. Fix: use another --out.")
     device = find_device(str(device))
     keep_freed_memory()
     fix_arithmetic(device)

@@ -76,7 +76,7 @@ class UNet(nn.Module):
         if any(side % size.patch for side in sides):
             raise ConfigError(
                 f"images of {sides[0]}x{sides[1]} cannot be cut into patches of {size.patch}x{size.patch}. "
-                f"Fix: --resize to a multiple of {size.patch}, or a --size without patches (medium, paper)."
+                f"Fix: use --resize to a multiple of {size.patch}, or a --size without patches (medium, paper)."
             )
         self.patch = size.patch
         sides = [side // size.patch for side in sides]

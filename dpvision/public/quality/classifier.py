@@ -106,7 +106,7 @@ def train_classifier(
         rows = choose_batch(step, count=len(images), batch=settings.batch, seed=settings.seed)
         loss = F.cross_entropy(model(images.tensor(rows).to(device)), labels[torch.from_numpy(rows).to(device)])
         if not bool(loss.isfinite()):
-            raise ConfigError(f"step {step} of the classifier: the loss is {loss.item()}. Fix: a smaller lr.")
+            raise ConfigError(f"step {step} of the classifier: the loss is {loss.item()}. Fix: use a smaller lr.")
         for group in optimiser.param_groups:
             group["lr"] = settings.rate(step)
         optimiser.zero_grad()

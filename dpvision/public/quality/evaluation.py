@@ -157,9 +157,9 @@ def evaluate(
 
 def _subset(images: LabelledImages, count: int | None, seed: int) -> LabelledImages:
     if count is not None and count < MIN_IMAGES:
-        raise ConfigError(f"{count} images of each kind are too few to evaluate. Fix: at least {MIN_IMAGES}.")
+        raise ConfigError(f"{count} images of each kind are too few to evaluate. Fix: use at least {MIN_IMAGES}.")
     if len(images) < MIN_IMAGES:
-        raise DataError(f"{images.name}: {len(images)} images are too few to evaluate. Fix: at least {MIN_IMAGES}.")
+        raise DataError(f"{images.name}: {len(images)} images are too few to evaluate. Fix: use at least {MIN_IMAGES}.")
     return images.subset(count, seed=seed)
 
 

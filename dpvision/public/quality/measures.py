@@ -74,7 +74,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and R, where R'R is the covariance (with n - 1) and R has at most d rows. Works in blocks."""
     n, width = x.shape
     if n < 2:
-        raise DataError(f"a covariance needs at least 2 images, but there is {n}. Fix: more images.")
+        raise DataError(f"a covariance needs at least 2 images, but there is {n}. Fix: use more images.")
     mean = x.mean(0, dtype=torch.float64)
     root = mean.new_zeros(0, width)
     for block in x.split(max(COVARIANCE_ROWS, width)):
@@ -100,7 +100,7 @@ def precision_recall(
     if min(len(synthetic), len(real)) <= neighbours:
         raise DataError(
             f"precision and recall need more than {neighbours} images of each kind, but there are {len(synthetic)} "
-            f"synthetic and {len(real)} real images. Fix: more images."
+            f"synthetic and {len(real)} real images. Fix: use more images."
         )
     total = 2 * len(synthetic) + len(real)
     distances, _ = nearest(real, count=neighbours, progress=lambda done, _: progress(done, total))
@@ -124,7 +124,7 @@ def inception_score(probabilities: Tensor, *, parts: int = PARTS) -> tuple[float
     if p.dim() != 2 or not bool((p >= 0).all()) or not torch.allclose(p.sum(1), p.new_ones(len(p)), atol=1e-4):
         raise ConfigError("the Inception score needs rows of probabilities that sum to 1.")
     if not 1 <= parts <= len(p):
-        raise DataError(f"{len(p)} images cannot be divided into {parts} parts. Fix: more images.")
+        raise DataError(f"{len(p)} images cannot be divided into {parts} parts. Fix: use more images.")
     scores = torch.stack([_score(part) for part in p.tensor_split(parts)])
     return float(scores.mean()), float(scores.std(correction=0))
 
@@ -154,7 +154,8 @@ def detect_copies(
     minimum = max(3, round(1 / level))
     if len(real) < minimum:
         raise DataError(
-            f"{len(real)} real images are too few for a limit that 1 in {minimum} of them is below. Fix: more images."
+            f"{len(real)} real images are too few for a limit that 1 in {minimum} of them is below. Fix: use "
+            "more images."
         )
     count, total = min(OTHERS + 1, len(real) - 1), len(real) + len(synthetic)
     among_real, _ = nearest(real, count=count, progress=lambda done, _: progress(done, total))
@@ -195,7 +196,7 @@ def nearest(
     """
     others = len(x) - 1 if y is None else len(y)
     if not 1 <= count <= others:
-        raise ConfigError(f"{count} nearest neighbours cannot be found among {others}. Fix: more images.")
+        raise ConfigError(f"{count} nearest neighbours cannot be found among {others}. Fix: use more images.")
     distances, indices = [], []
     for rows, block in squared_distances(x, x if y is None else y):
         if y is None:
@@ -214,4 +215,4 @@ def require_rows(*sets: Tensor) -> None:
             shapes = [tuple(s.shape) for s in sets]
             raise ConfigError(f"features must be rows of the same width, but their shapes are {shapes}.")
         if not bool(rows.isfinite().all()):
-            raise ConfigError("some features are not finite. Fix: other weights for the network, or other images.")
+            raise ConfigError("some features are not finite. Fix: use other weights for the network, or other images.")

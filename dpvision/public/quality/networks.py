@@ -39,7 +39,7 @@ WEB = "which may contain images of benchmarks"
 class Network:
     """A network that computes features of each image independently, and class probabilities if it has classes."""
 
-    name: str  # says so if the weights are not the standard ones
+    name: str  # states it if the weights are not the standard ones
     parts: Featured
     origin: str  # for the report
     standard: bool = False  # whether its Fréchet distance is the standard FID
@@ -60,7 +60,7 @@ class Network:
     def probabilities(self, features: Tensor) -> Tensor:
         """Return class probabilities (N, classes) for rows of features."""
         if not self.has_classes:
-            raise ConfigError(f"the network {self.name!r} has no classes. Fix: the network 'classifier'.")
+            raise ConfigError(f"the network {self.name!r} has no classes. Fix: use the network 'classifier'.")
         return torch.cat([self.parts.rest(batch).softmax(1) for batch in features.split(BATCH)])
 
 
@@ -83,7 +83,7 @@ def build_network(
                 "inception": "`python -m benchmarks.inception_weights inception.safetensors` writes them",
                 "dinov2": "those of DINOv2's ViT-S/14 as safetensors, with the tensor names of the original model",
             }
-            raise ConfigError(f"the network {name!r} needs weights. Fix: --weights FILE; {where[name]}.")
+            raise ConfigError(f"the network {name!r} needs weights. Fix: use --weights FILE; {where[name]}.")
         network = _inception(real, weights) if name == "inception" else _dinov2(real, weights)
     elif weights is not None:
         raise ConfigError(f"the network {name!r} takes no weights, but --weights is {weights}. Fix: leave it out.")

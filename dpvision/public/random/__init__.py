@@ -62,7 +62,7 @@ def stream(
     """Yield batches of images in order, drawn by worker processes a few batches ahead."""
     _require(process, side)
     if workers > MAX_WORKERS:
-        raise ConfigError(f"workers is {workers}: it must be at most {MAX_WORKERS}. Fix: one worker per core.")
+        raise ConfigError(f"workers is {workers}: it must be at most {MAX_WORKERS}. Fix: use one worker per core.")
     if workers < 2:
         yield from (draw(process, batch, side=side, seed=seed) for batch in batches)
         return
@@ -91,7 +91,7 @@ def write_gallery(
     if not 0 <= seed < 1 << 63:
         raise ConfigError(f"seed is {seed}: it must be at least 0 and below 2^63.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: is not empty. Fix: another --out.")
+        raise ConfigError(f"{out}: is not empty. Fix: use another --out.")
     batches = [range(i, min(count, i + GALLERY_BATCH)) for i in range(0, count, GALLERY_BATCH)]
     first: list[Bytes] = []
     for batch, images in zip(batches, stream(process, batches, side=side, seed=seed, workers=workers), strict=True):

@@ -109,7 +109,7 @@ def read_entry(folder: Path) -> Entry:
             else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as exc:
-        raise DataError(f"{path}: not a valid card ({exc!r}). Fix: `dpvision report {folder}`.") from exc
+        raise DataError(f"{path}: not a valid card ({exc!r}). Fix: run `dpvision report {folder}`.") from exc
 
 
 def _find_runs(folders: list[Path]) -> list[Path]:

@@ -1,12 +1,12 @@
 """card.json: the guarantee of a run, of its weights or of a released data set, what it is based on, and its limits.
 
-    card             a finished run: a training run, a tuning or an estimator's fit
+    card             a finished run: a training run, a tuning run or an estimator's fit
     on_weights       the part that is known before the weights are written; it goes into their header
     release_card     a new released data set
     audited_card     a released data set read from its folder, with its audits
 
-All are plain JSON values with the same core, `_proved`; card.schema.json describes them. Files that may have been
-edited are read strictly.
+All are plain JSON values with the same core, `_state_guarantee`; card.schema.json describes them. Files that may have
+been edited are read strictly.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "format": FORMAT,
         "run": facts["run"],
         **proved,
+        "meaning": guarantee.meaning(event, config.delta, private=private),
         "licence": config.licence,
         "known_data_set": evaluation.known(facts["data"], n=config.n, shape=facts["shape"], classes=classes),
         "public_facts": _public_facts(facts, config),
@@ -108,7 +109,7 @@ def on_weights(facts: dict[str, Any], config: Config) -> dict[str, Any]:
 
     It contains nothing that identifies the run or that may change later.
     """
-    facts = _checked(facts, Path("run.json"))
+    facts = _check_facts(facts, Path("run.json"))
     return {"format": FORMAT_ON_WEIGHTS, **_proved_of_run(facts, config, from_json(facts["event"]))}
 
 
@@ -166,7 +167,7 @@ def audited_card(release: FinishedRelease) -> dict[str, Any]:
     }
 
 
-def _proved(
+def _state_guarantee(
     event: Event,
     *,
     delta: float,
@@ -193,7 +194,7 @@ def _proved(
 
 def _proved_of_run(facts: dict[str, Any], config: Config, event: Event) -> dict[str, Any]:
     return {
-        **_proved(
+        **_state_guarantee(
             event,
             delta=config.delta,
             secret=facts["private"] is True,
@@ -211,8 +212,12 @@ def _proved_of_run(facts: dict[str, Any], config: Config, event: Event) -> dict[
 def _proved_of_release(
     event: Event, *, delta: float, secret: bool, read_off: list[str], mechanism: dict[str, Any]
 ) -> dict[str, Any]:
-    proved = _proved(event, delta=delta, secret=secret, unit="image", read_off=read_off, mechanism=mechanism)
-    return {**proved, "account_of_a_record": account_of_a_record(event)}
+    proved = _state_guarantee(event, delta=delta, secret=secret, unit="image", read_off=read_off, mechanism=mechanism)
+    return {
+        **proved,
+        "meaning": guarantee.meaning(event, delta, private=proved["status"] == "private"),
+        "account_of_a_record": account_of_a_record(event),
+    }
 
 
 def account_of_a_record(event: Event) -> str:
@@ -227,7 +232,7 @@ def read_audits(folder: Path, event: Event, config: Config) -> dict[str, dict[st
         return {}
     if not (config.batch and config.n and config.steps and config.sigma):
         raise ConfigError("config.toml: batch, n, steps and sigma must be set, as they are in a finished run.")
-    # If settings changed during the run, the audit uses the last ones for all steps. Their epsilon may be any other.
+    # If settings changed during the run, the audit uses the last ones for all steps. Their epsilon may differ.
     last = PoissonSampler(config.batch, config.n, config.steps).event(config.sigma)
     proved = accountant.epsilon(event, guarantee.delta_of(event, config.delta))
     tested = accountant.epsilon(last, config.delta)
@@ -253,14 +258,11 @@ def _facts(run: Run) -> dict[str, Any]:
     """Return the facts that a card may use, and no others, checked."""
     facts = run.facts()
     if facts.get("complete") is not True:
-        fix = (
-            "start a new tuning; a tuning cannot be resumed" if "tuning" in facts else f"`dpvision resume {run.folder}`"
-        )
-        raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {fix}.")
-    return _checked(facts, run.operator / "run.json")
+        raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {run.advise()}.")
+    return _check_facts(facts, run.operator / "run.json")
 
 
-def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+def _check_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     types = {
         "run": str,
         "data": str,
@@ -281,7 +283,7 @@ def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _tuning(path: Path, entry: Any) -> dict[str, Any] | None:
-    """Return what may be stated about a tuning, which does not include the number of trials."""
+    """Return what may be stated about a tuning run, which does not include the number of trials."""
     if entry is None:
         return None
     types = {"candidates": int, "expected_trials": float, "score": str}

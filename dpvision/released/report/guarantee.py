@@ -1,39 +1,31 @@
 """The guarantee in numbers: what a card claims about a run, a release or a head, and the accounts that are charged.
 
-    claims               status, epsilon with its cross-checks, and the bound on membership inference
-    most_true_positives  the guarantee, expressed as the true positive rate of the best possible attack
-    epsilon_by_phase     what each phase of a run adds to epsilon
-    total, ledger_lines  the account of the data set, and its charges
-    overlaps             other accounts that have some of the same images
-
-Let a membership test have false positive rate f and true positive rate t. For every epsilon, both directions of
-(epsilon, delta(epsilon))-differential privacy bound t:
-
-    t <= e^epsilon f + delta(epsilon)                       what is likely with the unit is not rare without it
-    t <= 1 - e^-epsilon (1 - delta(epsilon) - f)            the same for the test's opposite answer
-
-The bounds hold for all epsilons simultaneously, so their minimum does too. A coarser grid of epsilons only loosens it.
+claims               status, epsilon with its cross-checks, and the bound on membership inference
+meaning              the bound on reconstruction, epsilon for replaced units, and measures of a Gaussian mechanism
+epsilon_by_phase     what each phase of a run adds to epsilon
+total, ledger_lines  the account of the data set, and its charges
+overlaps             other accounts that have some of the same images
 """
 
 from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpvision.core import accountant, adaptive
 from dpvision.core.account import Account
-from dpvision.core.events import Adaptive, Capped, Event, PoissonGaussian, Tuned, fixed_delta, parts, to_json
+from dpvision.core.events import Adaptive, Capped, Event, PoissonGaussian, Tuned, parts, to_json
 from dpvision.errors import DataError
 from dpvision.released.report import wording
 from dpvision.settings import gdp, quick
+from dpvision.settings.meaning import attack_success, furthest, gaussian_mu, replace_one_epsilon
 from dpvision.settings.training import Config
 from dpvision.storage.home import CHARGED_SHARE
 
@@ -41,9 +33,8 @@ APPROXIMATE = "approximate: central limit, not a bound"
 PROFILE_POINTS = 25
 # False positive rates at which the card states the bound on attacks.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05)
-GRID_POINTS = 2001
-# The grid of epsilons ends where delta is this small: larger epsilons do not improve the bound at the rates above.
-MIN_DELTA = 1e-9
+# Probabilities of guessing a record before the release, at which the card states the bound on reconstruction.
+PRIORS = (0.001, 0.01, 0.1, 0.5)
 MAX_PHASES = 12
 # How a figure was composed, as worded on cards and by `dpvision ledger`.
 PLANNED = "privacy loss distributions of events that were fixed before the first result"
@@ -84,7 +75,7 @@ def claims(event: Event, delta: float, *, secret: bool) -> Claims:
     elif figures["epsilon"] is None:
         status = wording.TOO_LITTLE_NOISE
     else:
-        status, bounds = "private", most_true_positives(event, FALSE_POSITIVE_RATES).tolist()
+        status, bounds = "private", attack_success(event, FALSE_POSITIVE_RATES).tolist()
     attacks = [
         {"false_positive_rate": f, "true_positive_rate_at_most": t}
         for f, t in zip(FALSE_POSITIVE_RATES, bounds, strict=True)
@@ -153,7 +144,7 @@ def proven(event: Event, delta: float) -> float | None:
 
 
 def _profile(event: Event) -> list[list[float]]:
-    epsilons = np.linspace(0.0, _furthest(event), PROFILE_POINTS).tolist()
+    epsilons = np.linspace(0.0, furthest(event), PROFILE_POINTS).tolist()
     return [[e, d] for e, d in zip(epsilons, accountant.profile(event, epsilons).tolist(), strict=True)]
 
 
@@ -161,19 +152,16 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def most_true_positives(event: Event, false_positive_rates: Sequence[float]) -> NDArray[np.float64]:
-    """Return, for each false positive rate, a bound on the true positive rate of every membership test."""
-    f = np.asarray(false_positive_rates, dtype=np.float64)[:, None]
-    epsilons = np.linspace(0.0, _furthest(event), GRID_POINTS)
-    deltas = accountant.profile(event, epsilons.tolist())
-    forward = np.exp(epsilons) * f + deltas
-    backward = 1.0 - np.exp(-epsilons) * (1.0 - deltas - f)
-    return np.clip(np.minimum(forward, backward).min(axis=1), f[:, 0], 1.0)
-
-
-def _furthest(event: Event) -> float:
-    """Return the largest epsilon to evaluate on the event's privacy curve."""
-    return min(accountant.epsilon(event, fixed_delta(event) + MIN_DELTA), accountant.MAX_LOSS)
+def meaning(event: Event, delta: float, *, private: bool) -> dict[str, Any]:
+    """Return what epsilon means, as plain JSON values; without a guarantee, every attack may succeed."""
+    mu = gaussian_mu(event) if private else None
+    replaced = replace_one_epsilon(event, delta_of(event, delta)) if private else math.inf
+    successes = attack_success(event, PRIORS).tolist() if private else [1.0] * len(PRIORS)
+    return {
+        "reconstruction": [{"prior": p, "success_at_most": s} for p, s in zip(PRIORS, successes, strict=True)],
+        "replace_one_epsilon": replaced if replaced < accountant.MAX_LOSS else None,
+        "gaussian": None if mu is None else {"mu": mu, "zcdp_rho": mu**2 / 2},
+    }
 
 
 def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[str, Any]]:
@@ -202,11 +190,11 @@ def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[
 
 
 def _phase(name: str, steps: int | None, done: list[list[Event]], delta: float) -> dict[str, Any]:
-    so_far = proven(adaptive.compose([_joined(part) for part in done], delta), delta)
+    so_far = proven(adaptive.compose([_merge_steps(part) for part in done], delta), delta)
     return {"name": name, "steps": steps, "epsilon_so_far": so_far}
 
 
-def _joined(events: list[Event]) -> Event:
+def _merge_steps(events: list[Event]) -> Event:
     """Merge consecutive steps of one mechanism into one event, as the card counts them."""
     first = events[0]
     if not isinstance(first, PoissonGaussian):

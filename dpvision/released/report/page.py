@@ -13,6 +13,7 @@ from dpvision.core.account import Account
 from dpvision.core.events import Composed, Event, from_json
 from dpvision.errors import DataError
 from dpvision.released import evaluation
+from dpvision.released.advice import advise
 from dpvision.released.evaluation import Point, summary
 from dpvision.released.folder import FinishedRelease
 from dpvision.released.report import cards, guarantee, pictures, tables, wording
@@ -29,7 +30,7 @@ MAX_CONFUSED = 10
 SHADES = (0.0, 0.05, 0.2, 0.5, 0.8)
 # Parts that only the page of a run, or only that of a release, has.
 ABSENT = dict.fromkeys(
-    ("note", "known", "references", "test", "use", "learners", "phases", "charges", "earlier", "bar")
+    ("note", "known", "references", "test", "use", "learners", "advice", "phases", "charges", "earlier", "bar")
 )
 
 
@@ -47,7 +48,7 @@ def run_page(
     class_names, more_classes = names(card["public_facts"]["classes"]["value"])
     return fill(
         "page.html",
-        **_shared(card, test),
+        **_common_values(card, test),
         kind="run",
         pictures=as_markup(_pictures(card) | _run_pictures(card, points, results)),
         known=evaluation.KNOWN[card["known_data_set"]].name if results else None,
@@ -55,6 +56,7 @@ def run_page(
             (recipe, f"{r.epsilon:g}", percent(r.accuracy), f"{r.runs}") for recipe, rs in results.items() for r in rs
         ],
         test=_test_section(test, examples or [], card),
+        advice=advise(card),
         phases=tables.phases(card),
         figures=tables.overview(card, test),
         public=tables.public(card),
@@ -71,7 +73,7 @@ def release_page(card: dict[str, Any]) -> str:
     class_names, more_classes = names(card["classes"])
     return fill(
         "page.html",
-        **_shared(card),
+        **_common_values(card),
         kind="release",
         pictures=as_markup(_pictures(card)),
         use={
@@ -107,7 +109,7 @@ def as_markup(drawings: dict[str, str | None]) -> dict[str, str]:
     return {name: Markup(text) for name, text in drawings.items() if text}
 
 
-def _shared(card: dict[str, Any], test: dict[str, Any] | None = None) -> dict[str, Any]:
+def _common_values(card: dict[str, Any], test: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return what every page shows."""
     return {
         "note": evaluation.warning(test, card["public_facts"]["classes"]["value"]) if test else None,
@@ -119,6 +121,8 @@ def _shared(card: dict[str, Any], test: dict[str, Any] | None = None) -> dict[st
         "unit": card["unit"],
         "big": _big(card, test),
         "attack": tables.attack(card),
+        "reconstruction": tables.reconstruction(card),
+        "reconstruction_means": wording.RECONSTRUCTION,
         "audited": tables.audits(card),
         "ledger": tables.account(card) if card["data_set"] else None,
         "not_covered": card["not_covered"],

@@ -22,9 +22,9 @@ import numpy as np
 
 from dpvision.core.events import Event, PoissonGaussian, parts
 from dpvision.released.evaluation import Point, Result
-from dpvision.released.report.guarantee import FALSE_POSITIVE_RATES, most_true_positives
+from dpvision.released.report.guarantee import FALSE_POSITIVE_RATES
 from dpvision.released.report.tables import percent, upper_percent
-from dpvision.settings import quick
+from dpvision.settings import meaning, quick
 from dpvision.settings.figures import lower, upper
 
 if TYPE_CHECKING:
@@ -211,20 +211,20 @@ def attack_success(event: Event) -> str:
     with _style("attack"):
         figure, axes = _axes("non-members wrongly reported", "members found, at most")
         rates = np.logspace(-4, 0, 120)
-        bound = most_true_positives(event, rates.tolist())
+        bound = meaning.attack_success(event, rates.tolist())
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.fill_between(rates, rates, bound, color=FIRST, alpha=0.12, linewidth=0)
         axes.plot(rates, bound, color=FIRST, label="bound on every test")
         axes.plot([1e-4, 1], [1e-4, 1], color=SOFT, linewidth=1, linestyle=(0, (4, 3)), label="guessing")
         stated = FALSE_POSITIVE_RATES
-        most = most_true_positives(event, stated)
+        most = meaning.attack_success(event, stated)
         axes.plot(stated, most, "o", color=FIRST, clip_on=False)
         axes.set_xlim(1e-4, 1)
         axes.set_ylim(1e-4, 1)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(_fixed([1e-4, 1e-3, 1e-2, 1e-1, 1]))
-            axis.set_minor_locator(_fixed([]))
+            axis.set_major_locator(_ticks_at([1e-4, 1e-3, 1e-2, 1e-1, 1]))
+            axis.set_minor_locator(_ticks_at([]))
             axis.set_major_formatter(lambda x, _: f"{100 * x:g}%")
         axes.legend(loc="lower right")
         values = "; ".join(f"{upper_percent(t)} at {100 * f:g}%" for f, t in zip(stated, most, strict=True))
@@ -283,7 +283,7 @@ def _few() -> Locator:
     return MaxNLocator(3, integer=True)
 
 
-def _fixed(places: list[float]) -> Locator:
+def _ticks_at(places: list[float]) -> Locator:
     from matplotlib.ticker import FixedLocator
 
     return FixedLocator(places)
@@ -349,7 +349,7 @@ def _clean(root: ET.Element) -> None:
     used = set(re.findall(r"#([\w-]+)", " ".join(v for e in root.iter() for v in e.attrib.values())))
     for element in root.iter():
         element.tag = _local(element.tag)
-        element.attrib = {_local(key): _themed(value) for key, value in element.attrib.items()}
+        element.attrib = {_local(key): _apply_theme(value) for key, value in element.attrib.items()}
         if element.get("id") not in used:
             element.attrib.pop("id", None)
 
@@ -359,7 +359,7 @@ def _local(name: str) -> str:
     return name.rpartition("}")[2]
 
 
-def _themed(value: str) -> str:
+def _apply_theme(value: str) -> str:
     for colour, variable in _VARIABLES.items():
         value = value.replace(colour, f"var(--{variable})")
     # The font of the page, at the size of the figure.

@@ -24,6 +24,7 @@ MAX_CHARGES = 300
 
 HEADS = {
     "attack": ("non-members wrongly reported", "members found, at most"),
+    "reconstruction": ("guessed right without the record in the data", "guessed right with it, at most"),
     "phases": ("phase", "steps", "epsilon added", "epsilon of a run that ends here"),
     "public": ("fact", "value", "source"),
     "accountant": ("figure", "value", "meaning"),
@@ -227,6 +228,14 @@ def attack(card: dict[str, Any]) -> list[Row]:
     ]
 
 
+def reconstruction(card: dict[str, Any]) -> list[Row]:
+    """Return the bound on reconstruction for a few priors; nothing on cards of earlier versions."""
+    return [
+        (f"{100 * x['prior']:g}%", upper_percent(x["success_at_most"]))
+        for x in card.get("meaning", {}).get("reconstruction", [])
+    ]
+
+
 def phases(card: dict[str, Any]) -> list[Row]:
     """Return what each phase added to epsilon; nothing if there is only one."""
     rows: list[Row] = []
@@ -295,9 +304,29 @@ def accountant(card: dict[str, Any]) -> list[Row]:
             upper(shown["mu"]),
             "the Gaussian mechanism whose privacy curve is above that of this card, down to this delta",
         ),
+        *_meaning(card),
         (f"epsilon by the central limit{note}", _about(approximate["gdp_central_limit_epsilon"]), approximate["label"]),
         (f"mu by the central limit{note}", _about(approximate["gdp_central_limit_mu"]), approximate["label"]),
     ]
+
+
+def _meaning(card: dict[str, Any]) -> list[Row]:
+    """Return the guarantee for replaced units, and its exact measures if the mechanism is a Gaussian mechanism."""
+    meaning = card.get("meaning")
+    if meaning is None or card["status"] != "private":
+        return []
+    unit, exact = card["unit"], meaning["gaussian"]
+    rows: list[Row] = [
+        (
+            f"epsilon if one {unit} is replaced by another",
+            upper(meaning["replace_one_epsilon"]),
+            f"an upper bound at the same delta; epsilon above is for one {unit} more or less",
+        )
+    ]
+    if exact is not None:
+        what = f"exact: every {unit} is in every noisy sum"
+        rows += [("mu of Gaussian DP", f"{exact['mu']:.4g}", what), ("rho of zCDP", f"{exact['zcdp_rho']:.4g}", what)]
+    return rows
 
 
 def _about(value: float | None) -> str:

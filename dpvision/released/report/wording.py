@@ -29,6 +29,11 @@ FIXED_NOISE = "AES-256-CTR keyed by a fixed text, so anyone can regenerate it; g
 ADD_OR_REMOVE = "add or remove one unit"
 ZERO_OUT = "zero-out: one unit's contribution is replaced by zero; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
+RECONSTRUCTION = (
+    "A reconstruction guesses a record, or names a share of the candidates for it. Whoever would guess right with some "
+    "probability if the record had not been in the data, knowing all other records, guesses right with at most this "
+    "probability although it was."
+)
 ON_FEATURES = (
     "Each row of features is assumed to be computed from a single image by a public network. This was not checked. The "
     "account covers these rows only: what other runs reveal about the images, or about other features of them, is "
@@ -146,7 +151,7 @@ def not_covered(
         if facts["tuning"] is not None
         else f"Tuning is {TUNING}.",
         *_chosen(by_hand, config.recipe),
-        _not_refused(public),
+        _state_no_refusal(public),
         "The folder operator/ holds values that depend on private data. It is never released.",
         "Side channels, such as the duration of the training, are not covered.",
     ]
@@ -178,7 +183,7 @@ def not_covered(
     return lines
 
 
-def _not_refused(public: dict[str, dict[str, Any]]) -> str:
+def _state_no_refusal(public: dict[str, dict[str, Any]]) -> str:
     """State what is revealed by the fact that the training was not refused."""
     line = "The fact that the training was not refused reveals that every class has an image in the training data."
     others = []
@@ -276,27 +281,32 @@ def chosen_by_hand(config: Config) -> list[str] | None:
     from dpvision.settings.recipes import recipe
 
     try:
-        usual = recipe(config.recipe, epsilon=config.epsilon)
+        usual = own = recipe(config.recipe, epsilon=config.epsilon)
     except ConfigError:
         return None
     # Settings that describe the data, or that follow from other settings, are not a choice against the recipe.
     usual = replace(usual, **{k: getattr(config, k) for k, of in declared(Config).items() if not of.on_card})
+    if config.chosen_by is not None and config.recipe != "default":  # by public numbers, with the reason
+        usual = replace(usual, model=config.model, part=config.part)
     if config.head is not None:  # on features, recipes leave the choice of the head to dpvision
         usual = replace(usual, head="auto")
-    with suppress(ConfigError):  # the recipe may not fit these data, such as a batch above n
+    with suppress(ConfigError):  # the recipe may not suit these data
         usual = replace(usual, n=config.n).complete(config.n or 0)
-    differ = [f.name for f in fields(Config) if getattr(config, f.name) != getattr(usual, f.name)]
+    # A recipe's own batch and learning rate are fitted to n, unless another setting by hand makes that unnecessary.
+    differ = [
+        f.name for f in fields(Config) if getattr(config, f.name) not in (getattr(usual, f.name), getattr(own, f.name))
+    ]
     return [name for name in differ if getattr(usual, name) is not None and name != "final_noise"]
 
 
 def run_card(card: dict[str, Any], charges: list[dict[str, Any]], test: dict[str, Any] | None = None) -> str:
     """Return card.md of a run; `test` is its evaluation on the test split."""
-    parts = [_front_matter_of_model(card), *_title("Privacy card", card)]
+    parts = [as_yaml(metadata_of_model(card)), *_title("Privacy card", card)]
     warning = evaluation.warning(test, card["public_facts"]["classes"]["value"]) if test else None
     if warning:
         parts.append(f"**{_escape(warning)}**")
     parts += ["## Figures", _table(("figure", "value"), tables.overview(card, test))]
-    parts += ["## Bound on every membership test", _table(tables.HEADS["attack"], tables.attack(card))]
+    parts += _attacks(card)
     parts += ["## Public facts", _table(tables.HEADS["public"], tables.public(card))]
     shown, more = names(card["public_facts"]["classes"]["value"])
     parts.append(
@@ -313,9 +323,9 @@ def run_card(card: dict[str, Any], charges: list[dict[str, Any]], test: dict[str
 
 def release_card(card: dict[str, Any]) -> str:
     """Return card.md of a released data set."""
-    parts = [_front_matter_of_data(card), *_title("Privacy card of a released data set", card)]
+    parts = [as_yaml(metadata_of_data(card)), *_title("Privacy card of a released data set", card)]
     parts += ["## Figures", _table(("figure", "value"), tables.release_overview(card))]
-    parts += ["## Bound on every membership test", _table(tables.HEADS["attack"], tables.attack(card))]
+    parts += _attacks(card)
     return "\n\n".join([*parts, *_limits(card)]) + "\n"
 
 
@@ -364,6 +374,14 @@ def _title(title: str, card: dict[str, Any]) -> list[str]:
     return [f"# {title}", *status, sentence(card)]
 
 
+def _attacks(card: dict[str, Any]) -> list[str]:
+    parts = ["## Bound on every membership test", _table(tables.HEADS["attack"], tables.attack(card))]
+    rows = tables.reconstruction(card)
+    if rows:
+        parts += ["## Bound on every reconstruction", RECONSTRUCTION, _table(tables.HEADS["reconstruction"], rows)]
+    return parts
+
+
 def _limits(card: dict[str, Any]) -> list[str]:
     return [
         "## Not covered",
@@ -399,26 +417,28 @@ def _code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def _front_matter_of_model(card: dict[str, Any]) -> str:
-    """Return the YAML metadata that the Hub reads for a model: licence, tags, library and metrics."""
+def metadata_of_model(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that the Hub reads for a model: licence, tags, library and metrics."""
+    sgd = ["dp-sgd"] if card["config"].get("head") is None else []
     values: dict[str, Any] = _licence(card["licence"])
     values |= {
         "library_name": "dpvision",
         "pipeline_tag": "image-classification",
-        "tags": ["image-classification", "differential-privacy", *_not_private(card), "dpvision"],
+        "tags": ["image-classification", "differential-privacy", "privacy", *sgd, *_not_private(card), "dpvision"],
     }
     if card["accuracy"]:
         values["metrics"] = ["accuracy"]
-    return _as_yaml(values)
+    return values
 
 
-def _front_matter_of_data(card: dict[str, Any]) -> str:
+def metadata_of_data(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that the Hub reads for a data set."""
     values: dict[str, Any] = _licence(card["licence"])
     values |= {
         "task_categories": ["tabular-classification"],
-        "tags": ["differential-privacy", *_not_private(card), "features", "dpvision"],
+        "tags": ["differential-privacy", "privacy", *_not_private(card), "features", "dpvision"],
     }
-    return _as_yaml(values)
+    return values
 
 
 def _licence(text: str | None) -> dict[str, str]:
@@ -428,11 +448,11 @@ def _licence(text: str | None) -> dict[str, str]:
     return {"license": name.lower()} if name.lower() in KNOWN_LICENCES else {"license": "other", "license_name": name}
 
 
-def _as_yaml(values: dict[str, Any]) -> str:
+def as_yaml(values: dict[str, Any]) -> str:
     """Format values as JSON between lines of dashes: this is valid YAML, whatever characters a licence name has."""
     lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
     return "\n".join(["---", *lines, "---"])
 
 
-def _not_private(card: dict[str, Any]) -> list[str]:
+def _not_private(card: Mapping[str, Any]) -> list[str]:
     return [] if card["status"] == "private" else ["not-private"]

@@ -1,15 +1,15 @@
 """One file over HTTP, with the standard library: resumed after an interruption, bounded in size, and not trusted.
 
-The bytes go to a .part file, which is not the file: the caller checks and renames it. What urllib reads from the
-environment holds here: HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE. A redirect may not leave HTTPS.
+The bytes go to a .part file, which the caller verifies and renames. urllib's environment variables apply: HTTPS_PROXY,
+NO_PROXY, SSL_CERT_FILE. A redirect may not leave HTTPS.
 
-    the server                              what happens
+    if the server                           then
     ends early, stalls, answers 429 or 5xx  up to ATTEMPTS attempts; each continues where the last one ended
     ignores Range                           the file is downloaded from its beginning
-    has another file by now (ETag)          the same
-    announces another size                  an error, before a byte is written
+    has a different file by now (ETag)       the same
+    announces a different size              an error, before a byte is written
     redirects to an invalid address         an error
-    sends more than it may                  an error, at the limit
+    sends more than it announced            an error, at the limit
     answers 4xx                             an error
 """
 
@@ -37,11 +37,11 @@ from dpvision.errors import DataError
 Progress = Callable[[int, int], None]
 
 ATTEMPTS = 4  # without progress in between
-PROGRESS_BYTES = 1 << 20  # an attempt that gains as much is not counted
+PROGRESS_BYTES = 1 << 20  # an attempt that gains this many bytes is not counted
 WAIT = 1.0  # seconds before the second attempt, then twice as long each time
 TIMEOUT = 60.0  # seconds without a byte
 CHUNK = 1 << 18
-MAX_BYTES = 8 << 30  # of a file whose size is not known
+MAX_BYTES = 8 << 30  # of a file of unknown size
 OF_THE_NETWORK = (urllib.error.URLError, ConnectionError, TimeoutError, ssl.SSLError)
 RETRIED = (408, 429, 500, 502, 503, 504)
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -49,12 +49,12 @@ NUMBER = re.compile(r"[0-9]{1,20}")  # str.isdigit and int do not agree on other
 
 
 class _Interrupted(Exception):
-    """The attempt ended early, and another may succeed."""
+    """The attempt ended early; another one may succeed."""
 
 
 @dataclass
 class Facts:
-    """What the hub states about a file in the headers of its answers, as far as it does."""
+    """What the hub's response headers state about a file; None for what they do not state."""
 
     revision: str | None = None
     sha256: str | None = None
@@ -70,15 +70,15 @@ def download(
     wait: float = WAIT,
     timeout: float = TIMEOUT,
 ) -> Facts:
-    """Download `url` to the file `part`, continuing what is there of the same URL.
+    """Download `url` to the file `part`, resuming an earlier download of the same URL.
 
-    With `same_bytes` the caller knows the file's digest, so a server without a validator (ETag) may be continued too.
+    With `same_bytes` the caller knows the file's digest, so a download without an ETag can also be resumed.
     """
     if not _belongs(part, url):
         discard(part)
     facts, failures = Facts(), 0
     if size is not None and _length(part) == size:
-        return facts  # complete, and perhaps never checked
+        return facts  # complete, but perhaps not verified yet
     while True:
         before = _length(part)
         try:
@@ -86,7 +86,7 @@ def download(
             return facts
         except (_Interrupted, OSError, http.client.HTTPException) as exc:
             if isinstance(exc, OSError) and not isinstance(exc, OF_THE_NETWORK):
-                raise  # of the disk
+                raise  # a disk error
             failures = 0 if _length(part) - before >= PROGRESS_BYTES else failures + 1
             if failures == ATTEMPTS:
                 raise _failure(url, part, exc) from exc
@@ -94,7 +94,7 @@ def download(
 
 
 def discard(part: Path) -> None:
-    """Remove what was downloaded so far."""
+    """Remove a partial download."""
     part.unlink(missing_ok=True)
     _note(part).unlink(missing_ok=True)
 
@@ -117,22 +117,22 @@ def _attempt(
                 if exc.headers.get("Content-Range") == f"bytes */{offset}":
                     return  # complete
                 discard(part)
-                raise _Interrupted("the server has another file by now") from exc
+                raise _Interrupted("the file on the server has changed") from exc
             if exc.code in RETRIED:
                 raise _Interrupted(f"the server answered {exc.code} {exc.reason}") from exc
             raise DataError(f"{url}: the server answered {exc.code} {exc.reason}. {_advice(exc.code)}") from exc
-    except ValueError as exc:  # of urllib
-        if isinstance(exc, OSError):  # a failed certificate is both
+    except ValueError as exc:  # from urllib
+        if isinstance(exc, OSError):  # a certificate error is both
             raise
         raise DataError(
-            f"{url}: its address, or that of a redirect or a proxy, is not valid ({exc}). Fix: check them."
+            f"{url}: this address, or that of a redirect or a proxy, is not valid ({exc}). Fix: check them."
         ) from exc
     with reply:
         _note_facts(facts, reply.headers)
         continued = reply.status == 206 and _starts_at(reply.headers.get("Content-Range"), offset)
         if reply.status == 206 and not continued:
             discard(part)
-            raise _Interrupted("the server sent another part of the file than was requested")
+            raise _Interrupted("the server sent a different part of the file than requested")
         if not continued:
             offset = 0
         announced = reply.headers.get("Content-Length", "")
@@ -161,7 +161,9 @@ def _receive(
                 if offset + len(data) > most:
                     file.close()
                     discard(part)
-                    raise DataError(f"{url}: sends more than {most:,} bytes. Nothing was stored. Fix: another source.")
+                    raise DataError(
+                        f"{url}: sends more than {most:,} bytes. Nothing was stored. Fix: use another source."
+                    )
                 file.write(data)
                 offset += len(data)
                 progress(offset, total or 0)
@@ -174,7 +176,7 @@ def _receive(
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects, but not from HTTPS to anything else, and read what the hub states next to them."""
+    """Follow redirects, but not from HTTPS to anything else, and read the headers that the hub sends with them."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -185,12 +187,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         _note_facts(self.facts, headers)
         before, after = urlsplit(req.full_url).scheme, urlsplit(urljoin(req.full_url, newurl)).scheme
         if after != "https" and not (before == after == "http"):
-            raise DataError(f"{req.full_url}: is redirected from {before} to {after}. Fix: check any proxy in between.")
+            raise DataError(f"{req.full_url}: redirects from {before} to {after}. Fix: check any proxy in between.")
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
 def _note_facts(facts: Facts, headers: Any) -> None:
-    """The commit, and the SHA-256 of a large file, as Hugging Face states them with its first answer."""
+    """Read the commit, and the SHA-256 of a large file, from the headers of Hugging Face's first response."""
     facts.revision = facts.revision or headers.get("X-Repo-Commit")
     linked = (headers.get("X-Linked-ETag") or "").strip('"')
     if facts.sha256 is None and SHA256.fullmatch(linked):
@@ -198,23 +200,23 @@ def _note_facts(facts: Facts, headers: Any) -> None:
 
 
 def _starts_at(content_range: str | None, offset: int) -> bool:
-    found = re.fullmatch(r"bytes ([0-9]{1,20})-[0-9]+/(?:[0-9]+|\*)", (content_range or "").strip())
-    return found is not None and int(found[1]) == offset
+    match = re.fullmatch(r"bytes ([0-9]{1,20})-[0-9]+/(?:[0-9]+|\*)", (content_range or "").strip())
+    return match is not None and int(match[1]) == offset
 
 
 def _failure(url: str, part: Path, exc: BaseException) -> DataError:
     reason = str(getattr(exc, "reason", "") or exc) or type(exc).__name__
     return DataError(
         f"{url}: could not be downloaded ({reason}); {_length(part):,} bytes are stored in {part}. Fix: check the "
-        "network and HTTPS_PROXY; the same command continues."
+        "network and HTTPS_PROXY; the same command resumes the download."
     )
 
 
 def _advice(code: int) -> str:
     if code in (401, 403):
-        return "Fix: a source that needs no login; or huggingface_hub with a token that may read it."
+        return "Fix: use a source that needs no login, or huggingface_hub with a token that grants access."
     if code in (404, 410):
-        return "Fix: check the name; this file is not there, or not any more."
+        return "Fix: check the name; this file does not exist, or no longer exists."
     return "Fix: check the address and any proxy in between."
 
 
@@ -235,7 +237,7 @@ def _read_note(part: Path) -> dict[str, Any]:
 
 
 def _write_note(part: Path, url: str, etag: str | None) -> None:
-    strong = etag if etag and not etag.startswith("W/") else None  # a weak one does not promise equal bytes
+    strong = etag if etag and not etag.startswith("W/") else None  # a weak ETag does not promise equal bytes
     files.write(_note(part), json.dumps({"url": url, "etag": strong}))
 
 

@@ -1,4 +1,4 @@
-"""Downloads through huggingface_hub, where it is installed: with its tokens, mirrors and way of continuing."""
+"""Downloads through huggingface_hub, if it is installed, with its tokens, mirrors and way of resuming."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL = 0.5  # seconds
 
 
 def load_hub() -> ModuleType | None:
-    """The library, or None where it is not installed."""
+    """Return the library, or None if it is not installed."""
     try:
         return importlib.import_module("huggingface_hub")
     except ImportError:
@@ -29,7 +29,7 @@ def load_hub() -> ModuleType | None:
 def download_with(
     hub: ModuleType, entry: PublicWeights, revision: str | None, part: Path, *, progress: Progress = lambda *_: None
 ) -> Facts:
-    """Download the entry's file to `part`; a killed download is continued by the library."""
+    """Download the entry's file to `part`; the library resumes a killed download."""
     staging, endpoint = part.with_suffix(".hub"), os.environ.get("HF_ENDPOINT") or None
     try:
         url = hub.hf_hub_url(entry.repository, entry.file, revision=revision, endpoint=endpoint)
@@ -50,11 +50,11 @@ def download_with(
             )
     except DataError:
         raise
-    except Exception as exc:  # of the library, of its HTTP client, of the system: they share no base class
+    except Exception as exc:  # from the library, its HTTP client or the system, without a common base class
         reason = (str(exc).strip() or type(exc).__name__).splitlines()[0]
         raise DataError(
             f"{entry.source}: huggingface_hub could not download it ({reason}). Fix: check the name, the network and "
-            "HTTPS_PROXY; the same command continues."
+            "HTTPS_PROXY; the same command resumes the download."
         ) from exc
     os.replace(path, part)
     shutil.rmtree(staging, ignore_errors=True)

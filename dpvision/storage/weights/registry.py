@@ -1,8 +1,8 @@
 """The registry of public networks. An entry names one file at one revision of one source.
 
-Revisions, sizes and digests of Hugging Face files were taken from public repositories that pin the same files; several
-that do not depend on each other agree on each digest. They could not be compared with the files themselves, because
-there was no network where this was written. A wrong one makes a download fail; it cannot let another file in.
+Revisions, sizes and digests of Hugging Face files were taken from public repositories that pin the same files; for each
+digest, several independent ones agree. They could not be compared with the files themselves, because no network was
+available when this was written. A wrong digest makes a download fail; it cannot let a wrong file pass.
 An entry without a digest is trusted on first use: `store.get` computes and records the digest of the first file.
 """
 
@@ -33,17 +33,17 @@ class PublicWeights:
     architecture: str
     licence: str
     trained_on: str
-    input: str  # size of the images that the network computes with, and how others are resized
+    input: str  # image size of the network, and how images of other sizes are resized
     normalisation: tuple[Colours, Colours] | None  # mean and standard deviation, of pixels in [0, 1]
     features: int | None  # width of a row
     repository: str | None = None  # on Hugging Face
-    revision: str | None = None  # commit of the repository
+    revision: str | None = None  # commit in the repository
     file: str = "model.safetensors"
     url: str | None = None  # of a file elsewhere
     sha256: str | None = None
     size: int | None = None  # bytes
     networks: tuple[str, ...] = ()  # other networks with the same weights
-    conversion: str | None = None  # if no safetensors file is published: how one is made
+    conversion: str | None = None  # how to make a safetensors file if none is published
 
     @property
     def source(self) -> str:
@@ -58,7 +58,7 @@ class PublicWeights:
 
     @property
     def origin(self) -> str:
-        """Where the weights come from and what they learned from, in one line for a card."""
+        """Where the weights come from and what they were trained on, in one line for a card."""
         return f"{self.architecture}, {self.licence}, trained on {self.trained_on}"
 
 
@@ -170,7 +170,7 @@ def entry_of(name: str) -> PublicWeights:
 
 
 def _entry_of_timm(name: str) -> PublicWeights:
-    """Any network of timm: its repository on Hugging Face has its name, and nothing else is known here."""
+    """Return the entry of any timm network: its repository on Hugging Face has its name; nothing else is known."""
     model = name.removeprefix("timm:")
     return PublicWeights(
         name=name,

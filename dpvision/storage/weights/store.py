@@ -37,7 +37,7 @@ MAX_HEADER = 100_000_000  # bytes, of a safetensors file
 
 @dataclass(frozen=True)
 class Record:
-    """What is known about a file in the folder."""
+    """The recorded facts about a file in the folder."""
 
     name: str
     sha256: str
@@ -60,39 +60,54 @@ class Fetched:
 
 
 def folder() -> Path:
-    """The folder of weights."""
+    """Return the folder of weights."""
     return home() / "weights"
 
 
 def path_of(entry: PublicWeights) -> Path:
-    """Where the file of this entry is, or would be."""
+    """Return the path of this entry's file, whether or not it exists."""
     return folder() / f"{_file_name(entry)}.safetensors"
 
 
 def record_of(entry: PublicWeights) -> Record | None:
-    """The record of the entry's file, if there is one."""
+    """Return the record of the entry's file, if there is one."""
     return _read_record(_record_path(entry))
 
 
 def resolve(weights: str | Path) -> Path:
-    """A file of weights that is given by its path or by name. An existing path wins over a name."""
+    """Return the file of weights given by path or by name. An existing path takes precedence over a name."""
     return find(str(weights)) if is_name(str(weights)) and not Path(weights).exists() else Path(weights)
 
 
 def find(name: str) -> Path:
-    """The downloaded file of the named weights, or a ConfigError with the command that downloads it."""
+    """Return the downloaded file of the named weights, or raise a ConfigError with the command that downloads it."""
     entry = entry_of(name)
     path, record = path_of(entry), record_of(entry)
     if record is None or not path.is_file() or path.stat().st_size != record.size:
-        state = "was not checked yet" if path.is_file() else "is not there"
+        state = "has not been verified yet" if path.is_file() else "does not exist"
         raise ConfigError(f"the weights {entry.name!r} are needed, and {path} {state}. Fix: {_command(entry)}.")
     return path
 
 
-def identify(path: Path, digest: str) -> PublicWeights | None:
-    """The public weights that a file with this BLAKE2b digest is, if it was downloaded by name on this machine.
+def network_at_hand(given: str | None = None) -> str | None:
+    """Return the name of the network whose weights are given, or of the first downloaded one; None if there is none.
 
-    A file in the folder of weights that is not the one of its record is a DataError.
+    The order is that of the registry. Weights that were not downloaded by name are not recognised.
+    """
+    from dpvision.storage.weights.registry import NETWORKS
+
+    for name, entry in NETWORKS.items():
+        path, record = path_of(entry), record_of(entry)
+        here = record is not None and path.is_file() and path.stat().st_size == record.size
+        if here and (given is None or name == given or path.resolve() == Path(given).resolve()):
+            return name
+    return None
+
+
+def identify(path: Path, digest: str) -> PublicWeights | None:
+    """Return the public weights with this BLAKE2b digest, if they were downloaded by name on this machine.
+
+    A file in the folder of weights that does not match its record is a DataError.
     """
     place = folder()
     records = [] if not place.is_dir() else [_read_record(file) for file in sorted(place.glob("[!.]*.json"))]
@@ -101,22 +116,23 @@ def identify(path: Path, digest: str) -> PublicWeights | None:
         return entry_of(known[digest].name)
     if path.parent.resolve() == place.resolve():
         raise DataError(
-            f"{path}: is not the file that was checked when it was downloaded. Fix: remove it, and `dpvision weights "
-            "get` it again."
+            f"{path}: is not the file that was verified when it was downloaded. Fix: remove it, and download "
+            "it again with `dpvision weights get`."
         )
     return None
 
 
 def describe(path: Path, digest: str) -> dict[str, str]:
-    """What a card states about a file of weights that is recognised: `origin` and `licence`; else nothing."""
+    """Return what a card states about a recognised file of weights: `origin` and `licence`; else nothing."""
     entry = identify(path, digest)
     return {} if entry is None else {"origin": entry.origin, "licence": entry.licence}
 
 
 def get(name: str, *, progress: Progress = lambda *_: None, wait: float = WAIT) -> Fetched:
-    """Download the named weights, or check the file that is there. The digest must be the one that is known.
+    """Download the named weights, or verify the existing file.
 
-    It is known from the registry, or from the record of an earlier file. If it is in neither, this file's is recorded.
+    Its digest must be the one in the registry, or else that in the record of an earlier file; if there is neither, the
+    digest of this file is recorded.
     """
     entry = entry_of(name)
     files.make_folder(folder())
@@ -144,8 +160,8 @@ def _get(entry: PublicWeights, progress: Progress, wait: float) -> Fetched:
     if variable := next((name for name in OFFLINE if _is_set(name)), None):
         digest = f" (SHA-256 {expected})" if expected else ""
         raise ConfigError(
-            f"{entry.name}: is not at {path}, and nothing is downloaded because {variable} is set. Fix: bring "
-            f"{entry.source}{digest} to {path}, and then {_command(entry)}, which checks it."
+            f"{entry.name}: is not at {path}, and nothing is downloaded because {variable} is set. Fix: copy "
+            f"{entry.source}{digest} to {path}, and then {_command(entry)}, which verifies it."
         )
     revision = entry.revision or (record.revision if record else None)
     checked, facts = _fetch(entry, revision, expected, path, progress, wait)
@@ -164,9 +180,9 @@ class _Checked:
 def _fetch(
     entry: PublicWeights, revision: str | None, expected: str | None, path: Path, progress: Progress, wait: float
 ) -> tuple[_Checked, Facts]:
-    """Download, check and only then rename. What fails a check is removed."""
+    """Download, verify and only then rename. A file that fails verification is removed."""
     url = entry.at(revision)
-    mark = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()  # another source has another part
+    mark = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()  # each source has its own part
     part = path.with_name(f".{path.stem}.{mark}.part")
     for again in (False, True):
         continued, hub = part.exists(), None if entry.repository is None else load_hub()
@@ -180,7 +196,7 @@ def _fetch(
             break
         except DataError as exc:
             discard(part)
-            if again or not continued or hub is not None:  # a part that was continued may have been damaged before
+            if again or not continued or hub is not None:  # a resumed part may have been damaged before
                 raise DataError(f"{url}: {exc} Nothing was stored. Fix: check the source and any proxy.") from exc
     os.replace(part, path)
     files.sync_folder(path.parent)
@@ -189,7 +205,7 @@ def _fetch(
 
 
 def _check(path: Path, expected: str | None, *, size: int | None) -> _Checked:
-    """Compute the digests of a file; another digest or format than expected is a DataError."""
+    """Compute the digests of a file; an unexpected digest or format is a DataError."""
     try:
         with files.open_regular(path, follow=False) as file:
             length = os.fstat(file.fileno()).st_size
@@ -217,7 +233,10 @@ def _check(path: Path, expected: str | None, *, size: int | None) -> _Checked:
 
 
 def _other_format(path: Path, beginning: bytes) -> str | None:
-    """Name the formats that people get by mistake. The length of a header, with which safetensors begins, is small."""
+    """Name a format that users may have downloaded by mistake.
+
+    Safetensors files begin with the length of their header, which is small.
+    """
     is_zip = beginning.startswith(b"PK\x03\x04")
     if not is_zip and int.from_bytes(beginning[:8], "little") <= MAX_HEADER:
         return None
@@ -225,9 +244,9 @@ def _other_format(path: Path, beginning: bytes) -> str | None:
     if is_zip or beginning.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return f"{path.name} is a file of torch.save or pickle, which could run code and is never read."
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return f"{path.name} is a web page, such as one of a proxy or a login, and not safetensors."
+        return f"{path.name} is a web page, such as a login page or a proxy's error page, not a safetensors file."
     if text.startswith(b"version https://git-lfs"):
-        return f"{path.name} is a pointer of Git LFS, and not the file itself."
+        return f"{path.name} is a Git LFS pointer, not the file itself."
     return None
 
 
@@ -249,7 +268,7 @@ def _read_record(path: Path) -> Record | None:
     except (OSError, ValueError, TypeError, RecursionError) as exc:
         raise DataError(
             f"{path}: is not a record of weights ({exc}). Fix: remove it; `dpvision weights get` writes it again, and "
-            "then trusts the file that is there unless the registry has its digest."
+            "then trusts the existing file unless the registry has its digest."
         ) from exc
     texts = (record.name, record.sha256, record.blake2b, record.source, record.digest_from, record.time)
     if not all(isinstance(text, str) for text in texts) or type(record.size) is not int:
@@ -266,7 +285,7 @@ def _file_name(entry: PublicWeights) -> str:
 
 
 def _command(entry: PublicWeights) -> str:
-    return f"`dpvision weights get {entry.name}`"
+    return f"run `dpvision weights get {entry.name}`"
 
 
 def _is_set(variable: str) -> bool:

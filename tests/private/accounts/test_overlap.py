@@ -50,10 +50,10 @@ def of_file(images: np.ndarray) -> overlap.Sketch:
 
 
 def account(images: np.ndarray, ours: overlap.Sketch | None = None) -> Ledger:
-    found = ledger_of(identify(split(images))[0])
-    found.open(Budget(3, 1e-5))
-    overlap.remember(found, ours or sketch(images, images))
-    return found
+    result = ledger_of(identify(split(images))[0])
+    result.open(Budget(3, 1e-5))
+    overlap.remember(result, ours or sketch(images, images))
+    return result
 
 
 def with_one(value: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -243,24 +243,24 @@ def test_a_large_account_keeps_a_sample_that_estimates_both_shares(monkeypatch: 
     assert not overlap.find_undecided(OTHER, of_file(images))
 
 
-def old_sketch(found: Ledger, *kinds: list[bytes]) -> None:
+def old_sketch(expected: Ledger, *kinds: list[bytes]) -> None:
     """As earlier versions wrote it: the smallest digests of all kinds together, as text."""
     members = sorted({digest.hex()[:24] for kind in kinds for digest in kind})[: 1 << 14]
-    found.path.with_suffix(".sketch").write_text("\n".join([found.fingerprint, *members]) + "\n")
+    expected.path.with_suffix(".sketch").write_text("\n".join([expected.fingerprint, *members]) + "\n")
 
 
 @pytest.mark.parametrize("count", [1000, 20_000])
 def test_sketches_of_earlier_versions_are_still_found(count: int) -> None:
     """Whole ones and those that are cut; by the kinds of digests that they have, which are not averaged."""
     images = np.random.default_rng(5).integers(0, 256, (count, 4, 4, 1), dtype=np.uint8)
-    found = ledger_of(identify(split(images))[0])
-    found.open(Budget(3, 1e-5))
-    old_sketch(found, identify(split(images))[2], pixel_digests(images))
+    result = ledger_of(identify(split(images))[0])
+    result.open(Budget(3, 1e-5))
+    old_sketch(result, identify(split(images))[2], pixel_digests(images))
     (near,) = overlap.find(OTHER, of_file((images / 255).astype(np.float32)))
-    assert near.ledger.fingerprint == found.fingerprint and near.of_ours > 0.95
+    assert near.ledger.fingerprint == result.fingerprint and near.of_ours > 0.95
     assert overlap.find(OTHER, of_file(OTHERS), min_share=1e-9) == []
-    overlap.remember(found, of_file(OTHERS))
-    assert {each.of_ours > 0.95 for each in overlap.find(OTHER, of_file(OTHERS))} == {True}
+    overlap.remember(result, of_file(OTHERS))
+    assert {actual.of_ours > 0.95 for actual in overlap.find(OTHER, of_file(OTHERS))} == {True}
     (near,) = overlap.find(OTHER, of_file(images))
     assert near.of_ours > 0.95, "what was there before is not lost by a new charge"
 
@@ -309,10 +309,10 @@ def test_one_image_of_an_account_is_not_public() -> None:
 
 
 def test_what_is_kept_at_the_same_time_is_kept_of_all() -> None:
-    found = account(PIXELS[:1])
+    result = account(PIXELS[:1])
     members = [overlap.sketch([bytes([1 + thread]) * 16]) for thread in range(40)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda some: overlap.remember(found, some), members))
+        list(pool.map(lambda some: overlap.remember(result, some), members))
     for some in members:
         assert [near.of_ours for near in overlap.find(OTHER, some)] == [1.0]
 

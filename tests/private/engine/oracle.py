@@ -28,9 +28,9 @@ def flat_gradient(model: nn.Module, images: Tensor, targets: Tensor, at: Tensor 
                 parameter += move.view(parameter.shape)
     images = images.double() if images.is_floating_point() else images
     loss = each_loss(model(images), targets).mean()
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    result = torch.autograd.grad(loss, parameters, allow_unused=True)
     return torch.cat(
-        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, result, strict=True)]
     )
 
 
@@ -38,19 +38,19 @@ def unit_gradients(
     model: nn.Module, images: Tensor, targets: Tensor, views: Sequence[int], perturbations: Sequence[Tensor] = ()
 ) -> Tensor:
     """(units, weights)"""
-    found, start = [], 0
+    results, start = [], 0
     for count in views:
         part = slice(start, start + count)
         if perturbations:
-            each = [
+            actual = [
                 flat_gradient(model, images[i : i + 1], targets[i : i + 1], v)
                 for i, v in zip(range(start, start + count), perturbations, strict=True)
             ]
-            found.append(torch.stack(each).mean(0))
+            results.append(torch.stack(actual).mean(0))
         else:
-            found.append(flat_gradient(model, images[part], targets[part]))
+            results.append(flat_gradient(model, images[part], targets[part]))
         start += count
-    return torch.stack(found)
+    return torch.stack(results)
 
 
 def clipped_sum(gradients: Tensor, bound: float) -> Tensor:

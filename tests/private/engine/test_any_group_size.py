@@ -67,8 +67,8 @@ def test_ordinary_networks_work_for_every_group(kind: str) -> None:
     for physical in (None, 16, 1):
         engine = ClippedSum(model, each_loss, clip=1.0, physical=physical)
         for count in SIZES:
-            found = engine.gradients(images[:count], targets[:count], [1] * count)
-            assert torch.allclose(found.double(), expected[:count], atol=1e-5)
+            gradients = engine.gradients(images[:count], targets[:count], [1] * count)
+            assert torch.allclose(gradients.double(), expected[:count], atol=1e-5)
             assert engine(images[:count], targets[:count], [1] * count).isfinite().all()
 
 
@@ -78,8 +78,8 @@ def test_gradients_are_right_for_every_rule(name: str) -> None:
     make, shape = NETWORKS[name]
     model, views = make().double(), [2, 1, 3, 1]
     images, targets = torch.randn(7, *shape, dtype=torch.float64), torch.randint(0, 10, (7,))
-    found = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, views)
-    assert torch.allclose(found, unit_gradients(model, images, targets, views), atol=1e-10)
+    gradients = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, views)
+    assert torch.allclose(gradients, unit_gradients(model, images, targets, views), atol=1e-10)
 
 
 def test_an_empty_batch_has_no_gradients() -> None:
@@ -96,16 +96,16 @@ def test_views_apart_allow_changes_in_place() -> None:
     engine = ClippedSum(model, each_loss, clip=1.0)
     moves = [0.01 * torch.randn(engine.size) for _ in range(2)]
     images, targets = torch.randn(6, 3, 4, 4), torch.randint(0, 10, (6,))
-    found = engine.gradients(images, targets, [2] * 3, Public(perturbations=moves))
-    assert torch.allclose(found.double(), unit_gradients(model, images, targets, [2] * 3, moves), atol=1e-5)
+    gradients = engine.gradients(images, targets, [2] * 3, Public(perturbations=moves))
+    assert torch.allclose(gradients.double(), unit_gradients(model, images, targets, [2] * 3, moves), atol=1e-5)
 
 
 def test_a_mean_over_three_views_has_the_models_precision() -> None:
     torch.manual_seed(0)
     model = nn.Linear(5, 10).double()
     images, targets = torch.randn(6, 5, dtype=torch.float64), torch.randint(0, 10, (6,))
-    found = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [3, 3])
-    assert torch.allclose(found, unit_gradients(model, images, targets, [3, 3]), rtol=1e-13, atol=1e-15)
+    gradients = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [3, 3])
+    assert torch.allclose(gradients, unit_gradients(model, images, targets, [3, 3]), rtol=1e-13, atol=1e-15)
 
 
 def test_sample_conv_net_of_opacus_trains() -> None:
@@ -126,8 +126,8 @@ def test_sample_conv_net_of_opacus_trains() -> None:
     model = SampleConvNet()
     verify(model, each_loss, (1, 28, 28), 10)
     images, targets = torch.randn(5, 1, 28, 28), torch.randint(0, 10, (5,))
-    found = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [1] * 5)
-    assert torch.allclose(found.double(), unit_gradients(model, images, targets, [1] * 5), atol=1e-4)
+    gradients = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [1] * 5)
+    assert torch.allclose(gradients.double(), unit_gradients(model, images, targets, [1] * 5), atol=1e-4)
 
 
 class _State(nn.Module):

@@ -202,8 +202,8 @@ def test_styles_by_their_formulas() -> None:
     bounds = {layer: 0.01 * (i + 1) for i, layer in enumerate(layers)}
     style = PerLayer(bounds)
     assert style.sensitivity == pytest.approx(math.sqrt(sum(c * c for c in bounds.values())))
-    found = ClippedSum(model, each_loss, clip=style)(images, targets, [1] * 5)
-    start, wanted = 0, torch.zeros_like(found)
+    result = ClippedSum(model, each_loss, clip=style)(images, targets, [1] * 5)
+    start, wanted = 0, torch.zeros_like(result)
     by_layer: dict[str, list[slice]] = {}
     for name, parameter in model.named_parameters():
         by_layer.setdefault(name.rpartition(".")[0], []).append(slice(start, start + parameter.numel()))
@@ -211,7 +211,7 @@ def test_styles_by_their_formulas() -> None:
     for layer, parts in by_layer.items():
         index = torch.cat([torch.arange(p.start, p.stop) for p in parts])
         wanted[index] = clipped_sum(gradients[:, index], bounds[layer])
-    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-7)
+    assert torch.allclose(result, wanted, rtol=1e-4, atol=1e-7)
     with pytest.raises(ConfigError, match="exactly the trainable layers"):
         ClippedSum(model, each_loss, clip=PerLayer({"nowhere": 1.0}))
 
@@ -238,7 +238,7 @@ def test_bad_arguments_are_refused() -> None:
     engine = ClippedSum(model, each_loss, clip=1.0)
     images, targets = _batch(4)
     for views in ([1, 1], [2, 0, 2], [5]):
-        with pytest.raises(ConfigError, match="add up"):
+        with pytest.raises(ConfigError, match="must sum to the number of images"):
             engine(images, targets, views)
     with pytest.raises(ConfigError, match="one for each trainable weight"):
         engine(images, targets, [1] * 4, Public(shift=torch.zeros(3)))

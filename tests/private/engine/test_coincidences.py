@@ -38,8 +38,8 @@ def test_an_axis_as_long_as_the_batch_is_not_the_batch(kind: type[nn.Module], co
     torch.manual_seed(0)
     model = kind()
     images, targets = torch.randn(count, 5), torch.randint(0, 10, (count,))
-    found = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [1] * count)
-    assert torch.allclose(found.double(), unit_gradients(model, images, targets, [1] * count), atol=1e-5)
+    gradients = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [1] * count)
+    assert torch.allclose(gradients.double(), unit_gradients(model, images, targets, [1] * count), atol=1e-5)
 
 
 class _ForPlaces(nn.Module):
@@ -98,8 +98,8 @@ def test_a_filter_that_is_used_in_two_ways() -> None:
     torch.manual_seed(0)
     model = Both()
     images, targets = torch.randn(3, 4, 9, 9), torch.randint(0, 10, (3,))
-    found = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [1] * 3)
-    assert torch.allclose(found.double(), unit_gradients(model, images, targets, [1] * 3), atol=1e-5)
+    gradients = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [1] * 3)
+    assert torch.allclose(gradients.double(), unit_gradients(model, images, targets, [1] * 3), atol=1e-5)
 
 
 class _Hides(nn.Module):

@@ -20,8 +20,8 @@ def _rows(units: int, size: int) -> torch.Tensor:
 
 
 def _taken(total: ExactSum, size: int) -> torch.Tensor:
-    found = total.take()
-    return torch.zeros(size, dtype=torch.float64) if found is None else found
+    result = total.take()
+    return torch.zeros(size, dtype=torch.float64) if result is None else result
 
 
 @pytest.mark.parametrize("size", [16, 1 << 10, (1 << 15) + 1024])

@@ -42,8 +42,8 @@ def test_it_is_group_norm_and_its_gradients(channels: int, groups: int, height: 
         expected = F.group_norm(leaves[0], groups, *leaves[1:], eps=1e-5)
         gradients = torch.autograd.grad(expected, leaves, dy[e : e + 1])
         torch.testing.assert_close(y[e : e + 1], expected)
-        for found, right in zip((dx[e : e + 1], dw[e], db[e]), gradients, strict=True):
-            torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-8)
+        for result, right in zip((dx[e : e + 1], dw[e], db[e]), gradients, strict=True):
+            torch.testing.assert_close(result, right, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(("channels", "groups", "height", "width"), SHAPES)
@@ -59,8 +59,8 @@ def test_an_image_has_the_same_bits_in_any_batch_at_any_place(
 
     whole = both(slice(0, 70))
     for start, stop in ((0, 1), (69, 70), (3, 5), (1, 34), (0, 69)):
-        for found, expected in zip(both(slice(start, stop)), whole, strict=True):
-            assert torch.equal(found, expected[start:stop])
+        for result, expected in zip(both(slice(start, stop)), whole, strict=True):
+            assert torch.equal(result, expected[start:stop])
 
 
 def test_no_number_of_one_image_is_in_another_and_a_broken_one_counts_as_zero() -> None:

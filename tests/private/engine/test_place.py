@@ -70,8 +70,8 @@ def _require_same_bits(
 
     gradients, total = engine.gradients(*of(range(units))), engine(*of(range(units)))
     for order in _orders(units, permutations):
-        found = engine.gradients(*of(order))
-        wrong = [u for row, u in zip(found, order, strict=True) if not _same(row, gradients[u])]
+        rows = engine.gradients(*of(order))
+        wrong = [u for row, u in zip(rows, order, strict=True) if not _same(row, gradients[u])]
         assert not wrong, f"units {wrong} of {order} have other bits"
         left_out = sorted(set(range(units)) - set(order))
         rest = engine(*of(left_out)) if left_out else torch.zeros_like(total)

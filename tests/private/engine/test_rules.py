@@ -275,8 +275,8 @@ def test_without_a_rule_it_is_slow_and_said_once() -> None:
     engine = ClippedSum(model, each_loss, clip=1.0)
     fallback._warned.clear()  # another test of the same process may have met it
     with pytest.warns(UserWarning, match=r"einsum \(layer.a\) has no rule"):
-        found = engine.gradients(images, targets, [2, 2, 2])
-    assert torch.allclose(found.double(), expected, atol=1e-6)
+        gradients = engine.gradients(images, targets, [2, 2, 2])
+    assert torch.allclose(gradients.double(), expected, atol=1e-6)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.gradients(images, targets, [2, 2, 2])

@@ -116,8 +116,8 @@ def test_the_gradients_of_others_have_the_same_bits(
     engine = ClippedSum(model, each_loss, clip=1.0)
     alone = engine.gradients(images, targets, [1] * 70)
     for count in (1, 2, 3, 7, 15, 16, 17, 31, 33, 47, 48, 63, 65):
-        found = engine.gradients(images[:count], targets[:count], [1] * count)
-        assert torch.equal(found, alone[:count]), count
+        gradients = engine.gradients(images[:count], targets[:count], [1] * count)
+        assert torch.equal(gradients, alone[:count]), count
     for count in (15, 47, 63):
         assert _moved_by_one_more(model, shape, count) <= 1.0001
 
@@ -148,10 +148,10 @@ def test_persons_with_other_numbers_of_images_do_not_move_others(
     engine = ClippedSum(model, each_loss, clip=0.01)
     images, targets = torch.rand(count, *shape) * 2 - 1, torch.randint(0, classes, (count,))
     alone = engine.gradients(images[:200], targets[:200], [2] * 100)
-    beside = engine.gradients(images, targets, [2] * 100 + more)
-    assert torch.equal(beside[:100], alone)
+    with_more = engine.gradients(images, targets, [2] * 100 + more)
+    assert torch.equal(with_more[:100], alone)
     first = engine.gradients(images[200:], targets[200:], more)
-    assert torch.equal(beside[100:], first)
+    assert torch.equal(with_more[100:], first)
 
 
 def test_sums_of_products_are_exact_however_large() -> None:
@@ -161,12 +161,12 @@ def test_sums_of_products_are_exact_however_large() -> None:
     torch.manual_seed(0)
     images, targets = torch.randn(24000, 64), torch.arange(24000) // 12000
     images[:, 0] += 100.0
-    found = []
+    results = []
     for order in (torch.arange(24000), torch.arange(23999, -1, -1), torch.randperm(24000)):
         for physical in (100, 1000, None):
             engine = ClippedSum(model, each_loss, clip=1.0, physical=physical, one_view=True)
-            found.append(engine(images[order], targets[order], [1] * 24000))
-    assert all(torch.equal(f, found[0]) for f in found)
+            results.append(engine(images[order], targets[order], [1] * 24000))
+    assert all(torch.equal(f, results[0]) for f in results)
 
 
 def test_rounding_of_many_layers_stays_within_the_slack() -> None:

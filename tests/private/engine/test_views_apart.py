@@ -44,8 +44,8 @@ def test_a_gain_of_zero_in_some_views_loses_none_of_them(zero: tuple[int, ...]) 
             for view in zero:
                 moves[view][start] = -parameter.detach().flatten()[0]
         start += parameter.numel()
-    found = ClippedSum(model, each_loss, clip=1.0).gradients(*batch, Public(perturbations=moves))
-    torch.testing.assert_close(found.double(), unit_gradients(model, *batch, moves), rtol=1e-4, atol=1e-5)
+    gradients = ClippedSum(model, each_loss, clip=1.0).gradients(*batch, Public(perturbations=moves))
+    torch.testing.assert_close(gradients.double(), unit_gradients(model, *batch, moves), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("units", [1, 3, 8])
@@ -55,8 +55,8 @@ def test_several_rows_of_an_image_are_no_matter(units: int) -> None:
     batch = _batch(units, 2)
     moves = [0.1 * torch.randn(sum(p.numel() for p in model.parameters())) for _ in range(2)]
     verify(model, each_loss, (1, 8, 8), 10, apart=True)
-    found = ClippedSum(model, each_loss, clip=1.0).gradients(*batch, Public(perturbations=moves))
-    torch.testing.assert_close(found.double(), unit_gradients(model, *batch, moves), rtol=1e-4, atol=1e-5)
+    gradients = ClippedSum(model, each_loss, clip=1.0).gradients(*batch, Public(perturbations=moves))
+    torch.testing.assert_close(gradients.double(), unit_gradients(model, *batch, moves), rtol=1e-4, atol=1e-5)
 
 
 class _Moody(nn.Module):

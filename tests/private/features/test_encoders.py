@@ -73,11 +73,11 @@ def test_patches_with_a_dictionary_that_is_made(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("name", ["vit-tiny", "small-cnn", "scatter-cnn"])
 def test_a_model_gives_what_its_head_gets(name: str, tmp_path: Path) -> None:
     file = _weights(tmp_path / "public.safetensors", name)
-    found, model = load_encoder(name, GREY, file), build(name, GREY, classes=10, seed=5)
+    result, model = load_encoder(name, GREY, file), build(name, GREY, classes=10, seed=5)
     images = torch.rand(5, *GREY) * 2 - 1
-    assert torch.equal(found.features(images), split_head(model).features(images).flatten(1))
-    assert found.name == name and found.weights == digest_file(file) and "public.safetensors" in found.origin
-    cache.require_separate(found, GREY)
+    assert torch.equal(result.features(images), split_head(model).features(images).flatten(1))
+    assert result.name == name and result.weights == digest_file(file) and "public.safetensors" in result.origin
+    cache.require_separate(result, GREY)
 
 
 def test_known_weights_say_where_they_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ class _Counts(nn.Module):
 
 def test_an_encoder_that_looks_at_places_is_refused_by_name() -> None:
     counting = Encoder("counting", GREY, _Counts(), piece=8, origin="a test")
-    with pytest.raises(UnsafeLayer, match="the encoder 'counting' gives an image other features at another position"):
+    with pytest.raises(UnsafeLayer, match="the encoder 'counting' gives an image different features at a different"):
         extract(counting, records())
     assert not cache.path_of(cache_key(counting, records())).exists()
 
@@ -186,8 +186,8 @@ def test_efficientnet_treats_images_alone_and_pads_as_its_authors_do() -> None:
     parts, images = split_head(model), torch.rand(9, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
     rows = parts.features(images)
     assert rows.shape == (9, 1280) and torch.equal(parts.features(images[4:5])[0], rows[4])
-    found = model.prepare(torch.tensor([-1.0, 1.0]).view(1, 1, 1, 2).expand(1, 3, 32, 2).repeat(1, 1, 1, 16))
-    assert torch.allclose(found[0, 0, 0, :2], torch.tensor([-127 / 128, 1.0]))
+    features = model.prepare(torch.tensor([-1.0, 1.0]).view(1, 1, 1, 2).expand(1, 3, 32, 2).repeat(1, 1, 1, 16))
+    assert torch.allclose(features[0, 0, 0, :2], torch.tensor([-127 / 128, 1.0]))
     for length, kernel, stride, padding in ((8, 3, 2, (0, 1)), (8, 5, 2, (1, 2)), (7, 3, 2, (1, 1)), (7, 5, 1, (2, 2))):
         convolution = Convolution(1, 1, kernel, stride=stride)
         assert convolution._padding(length) == padding

@@ -45,10 +45,10 @@ def test_stopped_after_any_round(stage: int) -> None:
     )
     assert cache.count_missing(OF, COUNT) == COUNT - seen[-1]
     second = Counting(network())
-    found = cache.load_or_compute(second, records(), key=OF)
+    result = cache.load_or_compute(second, records(), key=OF)
     assert first.images + second.images == COUNT and cache.count_missing(OF, COUNT) == 0
     whole = cache.load_or_compute(Counting(network()), records(), key=("not", "stopped"))
-    np.testing.assert_array_equal(found, whole)
+    np.testing.assert_array_equal(result, whole)
     assert cache.path_of(OF).read_bytes() == cache.path_of(("not", "stopped")).read_bytes()
     assert {path.suffix for path in cache.path_of(OF).parent.iterdir()} == {".npy", ".lock"}
 
@@ -72,15 +72,15 @@ def test_two_ranks_are_killed_and_go_on(tmp_path: Path) -> None:
     """Each computes its own records; the bits are those of one rank, which ran through."""
     whole = cache.load_or_compute(network(), records(), key=OF)
     home, path = tmp_path / "of ranks", tmp_path / "of ranks" / "features" / cache.path_of(OF).name
-    (first, *_), (second, _, said) = ranks.finish(ranks.start("16", ranks=2, home=home, module=WORKER), seconds=180)
-    assert first == -signal.SIGKILL and second and "RankLost" in said
+    (first, *_), (second, _, result) = ranks.finish(ranks.start("16", ranks=2, home=home, module=WORKER), seconds=180)
+    assert first == -signal.SIGKILL and second and "RankLost" in result
     assert read_complete(path) == 16 and not path.exists()
-    told = []
+    results = []
     for code, out, err in ranks.finish(ranks.start("0", ranks=2, home=home, module=WORKER), seconds=180):
         assert code == 0, err
-        told.append(json.loads(out))
-    assert [each["images"] for each in told] == [18, 16], "records 16-23, 32-39, 48-49 and 24-31, 40-47"
-    assert {each["digest"] for each in told} == {hashlib.blake2b(whole.tobytes()).hexdigest()}
+        results.append(json.loads(out))
+    assert [actual["images"] for actual in results] == [18, 16], "records 16-23, 32-39, 48-49 and 24-31, 40-47"
+    assert {actual["digest"] for actual in results} == {hashlib.blake2b(whole.tobytes()).hexdigest()}
     assert path.read_bytes() == cache.path_of(OF).read_bytes() and path.stat().st_mode & 0o777 == 0o600
 
 

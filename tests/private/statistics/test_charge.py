@@ -106,13 +106,13 @@ def test_an_account_of_persons_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_noise_has_the_stated_variance_in_every_part(name: str, tmp_path: Path, monkeypatch) -> None:
     """Over 20 heads on no data at all: chi-square, 5 standard deviations; each half of the vector by itself."""
-    found: list[np.ndarray] = []
+    results: list[np.ndarray] = []
     original = Gate.next
 
     def recording(self: Gate, bounded: BoundedSum) -> np.ndarray:
         result = original(self, bounded)
         flat = ((result - bounded.total) / (bounded.sensitivity * self.sigma)).reshape(-1)
-        found.append(flat)
+        results.append(flat)
         return result
 
     monkeypatch.setattr(Gate, "next", recording)
@@ -123,8 +123,8 @@ def test_noise_has_the_stated_variance_in_every_part(name: str, tmp_path: Path, 
         settings["whitening"] = Whitening.of(WIDE)
     for i in range(20):
         _fit(tmp_path / str(i), x=WIDE[:0], y=np.zeros(0, dtype=int), n=40, test_key=str(i), **settings)
-    alike = [np.stack([f for f in found if len(f) == size]) for size in {len(f) for f in found}]
-    for part in (each[:, half::2] for each in alike for half in (0, 1)):
+    alike = [np.stack([f for f in results if len(f) == size]) for size in {len(f) for f in results}]
+    for part in (actual[:, half::2] for actual in alike for half in (0, 1)):
         assert abs(part.var() - 1) < 5 * np.sqrt(2 / part.size) + 3e-4  # the slack for rounding is 1e-4 of sigma
         assert abs(part.mean()) < 5 / np.sqrt(part.size)
         assert abs((part[1:] * part[:-1]).mean()) < 5 / np.sqrt(part.size), "no release repeats another's noise"
@@ -204,7 +204,7 @@ def test_a_fixed_key_is_marked_and_never_noises_two_data_sets_alike(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"method": "svm"}, "method is 'svm'"),
         ({"step": 3}, "Did you mean 'steps'"),
@@ -232,8 +232,10 @@ def test_a_fixed_key_is_marked_and_never_noises_two_data_sets_alike(tmp_path: Pa
         ({"whitening": Whitening.of(np.random.default_rng(0).normal(size=(9, 3)))}, "whitening expects 3"),
     ],
 )
-def test_wrong_settings_are_refused_by_name_and_cost_nothing(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_settings_are_refused_by_name_and_cost_nothing(
+    wrong: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         _fit(tmp_path, **wrong)
     assert not new_ledger(tmp_path).exists()
 

@@ -48,8 +48,10 @@ def test_the_better_candidate_wins_and_can_be_fitted(tmp_path: Path) -> None:
 
 def test_the_noise_weighs_as_it_would_beside_n_private_rows() -> None:
     """The same public rows: good for a large private data set, useless for a tiny one."""
-    found = [choose(X, Y, [{"method": "lda", "unit": True}], BUDGET, classes=CLASSES, n=n).accuracy for n in (5, 10**6)]
-    assert found[0] < 0.6 and found[1] > 0.95
+    results = [
+        choose(X, Y, [{"method": "lda", "unit": True}], BUDGET, classes=CLASSES, n=n).accuracy for n in (5, 10**6)
+    ]
+    assert results[0] < 0.6 and results[1] > 0.95
 
 
 @pytest.mark.parametrize("n", [20, 400])
@@ -76,7 +78,7 @@ def test_the_same_seed_gives_the_same_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"candidates": []}, "candidates is empty"),
         ({"candidates": [{"method": "nothing"}]}, "method is 'nothing'"),
@@ -88,7 +90,7 @@ def test_the_same_seed_gives_the_same_choice() -> None:
         ({"public_features": X[:, 0]}, "public_features must be a matrix"),
     ],
 )
-def test_wrong_inputs_are_refused_by_name(changes, said: str) -> None:
+def test_wrong_inputs_are_refused_by_name(changes, message: str) -> None:
     given = {
         "public_features": X,
         "public_labels": Y,
@@ -97,5 +99,5 @@ def test_wrong_inputs_are_refused_by_name(changes, said: str) -> None:
         "classes": CLASSES,
         "n": 100,
     }
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         choose(**(given | changes))

@@ -283,7 +283,7 @@ def test_a_killed_fit_refuses_other_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"train_features": np.zeros((600, 2, 6), np.float32)}, r"of shape \(600, 2, 6\)"),
         ({"train_features": np.zeros((600, 0), np.float32)}, r"of shape \(600, 0\)"),
@@ -301,10 +301,10 @@ def test_a_killed_fit_refuses_other_rows(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_hostile_arrays_are_refused_before_anything_exists(
-    changes: dict[str, np.ndarray], said: str, tmp_path: Path, own_home: Path
+    changes: dict[str, np.ndarray], message: str, tmp_path: Path, own_home: Path
 ) -> None:
     data = write_features(tmp_path / "f.npz", **changes)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         prepare(str(data), Config(epsilon=1.0, classes=CLASSES))
     assert not (own_home / "ledgers").exists()
 
@@ -327,7 +327,7 @@ def test_a_false_header_or_a_bomb_allocates_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"model": "small-cnn"}, "model: does not apply"),
         ({"k_base": 4, "augment": ("crop",)}, "augment: does not apply"),
@@ -340,9 +340,9 @@ def test_a_false_header_or_a_bomb_allocates_nothing(tmp_path: Path) -> None:
         ({"delta": 0.01}, "delta is 0.01"),
     ],
 )
-def test_settings_that_do_not_apply_are_refused_by_name(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_settings_that_do_not_apply_are_refused_by_name(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     data = write_features(tmp_path / "f.npz")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         prepare(str(data), Config(**{"epsilon": 1.0, **settings}))
 
 
@@ -371,7 +371,7 @@ def test_images_and_features_are_not_confused(tmp_path: Path) -> None:
     images = {"train_images": np.zeros((4, 8, 8), np.uint8), "train_labels": np.arange(4) % 2}
     np.savez(tmp_path / "both.npz", **images, train_features=np.array([{}] * 4))
     assert not holds_features(tmp_path / "both.npz") and len(load(tmp_path / "both.npz").train) == 4
-    with pytest.raises(DataError, match="features are for `dpvision train`"):
+    with pytest.raises(DataError, match="use `dpvision train` for features"):
         load(data)
     with pytest.raises(ConfigError, match="--head applies to features"):
         call("train", "digits", "--epsilon", 1, "--head", "lda", "--out", tmp_path / "r")

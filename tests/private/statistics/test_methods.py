@@ -40,9 +40,9 @@ def test_the_closed_form_is_the_sum_of_clipped_gradients(clip: float) -> None:
         torch.nn.functional.cross_entropy(scores[None], torch.tensor([label])).backward()
         assert w.grad is not None
         expected += (w.grad * min(1.0, clip / float(w.grad.norm()))).numpy()
-    found = clipped_gradient(rows, weight, clip=clip)
-    assert np.allclose(found.total, expected, atol=1e-12)
-    assert found.sensitivity == min(clip, np.sqrt(2))
+    result = clipped_gradient(rows, weight, clip=clip)
+    assert np.allclose(result.total, expected, atol=1e-12)
+    assert result.sensitivity == min(clip, np.sqrt(2))
 
 
 def test_a_symmetric_matrix_and_its_vector() -> None:
@@ -119,9 +119,9 @@ def test_the_discriminant_without_noise_is_the_linear_discriminant() -> None:
     method = Discriminant(covariance="private")
     weight, bias = method.fit(rows, n=len(x), sigma=0.0, add_noise=_exact)
     assert bias is not None
-    found = (rows.x @ weight + bias).argmax(axis=1)
+    result = (rows.x @ weight + bias).argmax(axis=1)
     expected = LinearDiscriminantAnalysis(solver="lsqr").fit(rows.x, y).predict(rows.x)
-    assert (found == expected).mean() > 0.99
+    assert (result == expected).mean() > 0.99
 
 
 def test_what_noise_adds_to_the_length_of_a_mean_is_taken_off() -> None:
@@ -137,11 +137,11 @@ def test_what_noise_adds_to_the_length_of_a_mean_is_taken_off() -> None:
         def noisy(bounded: BoundedSum) -> np.ndarray:
             return bounded.total + scale * bounded.sensitivity * rng.standard_normal(bounded.total.shape)
 
-        found = method.fit(rows, n=400, sigma=scale, add_noise=noisy, public=public)[
+        result = method.fit(rows, n=400, sigma=scale, add_noise=noisy, public=public)[
             1
         ]  # n above the truth: means below 1
-        assert found is not None
-        return found
+        assert result is not None
+        return result
 
     drawn = np.stack([bias(sigma) for _ in range(400)])
     added = (sigma * CLASSES / 400) ** 2 * 0.5 * WIDTH * WIDTH / 2  # about: variance, a half, tr of the inverse
@@ -195,8 +195,8 @@ def test_with_little_noise_it_is_as_good_as_its_counterpart(name: str, tmp_path:
 def test_with_much_noise_it_is_near_chance(name: str, tmp_path: Path) -> None:
     """20 rows at epsilon 0.01, the mean over 8 heads: chance is 0.25, and one head alone is anywhere from 0 to 0.6."""
     settings, _ = PEERS[name]
-    found = [_accuracy(tmp_path / str(i), 0.01 + i * 1e-6, 20, settings, seed=i)[0] for i in range(8)]
-    assert np.mean(found) < 0.45
+    results = [_accuracy(tmp_path / str(i), 0.01 + i * 1e-6, 20, settings, seed=i)[0] for i in range(8)]
+    assert np.mean(results) < 0.45
 
 
 def test_what_is_kept_is_the_average_the_ema_or_the_last() -> None:

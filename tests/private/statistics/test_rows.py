@@ -1,4 +1,4 @@
-"""Rows are at most 1 long whatever is in them, depend on nothing beside them, and wrong inputs are refused by name."""
+"""Rows are at most 1 long whatever is in them, depend on no other row, and wrong inputs are refused by name."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_tensors_and_halves_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "labels", "classes", "said"),
+    ("features", "labels", "classes", "message"),
     [
         (np.zeros(3), [0, 1, 2], 4, "features must be a matrix"),
         (np.zeros((3, 0)), [0, 1, 2], 4, "features must be a matrix"),
@@ -101,13 +101,13 @@ def test_tensors_and_halves_are_taken() -> None:
         (np.zeros((3, 2)), [0, 0, 0], 2.0, "classes is 2.0"),
     ],
 )
-def test_wrong_inputs_are_refused_by_name(features, labels, classes, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_inputs_are_refused_by_name(features, labels, classes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Rows.of(features, labels, Preparation(), classes=classes)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"bound": 0.0}, "bound is 0"),
         ({"bound": np.inf}, "bound is inf"),
@@ -117,8 +117,8 @@ def test_wrong_inputs_are_refused_by_name(features, labels, classes, said: str) 
         ({"bound": 2.0, "unit": True}, "bound has no effect"),
     ],
 )
-def test_wrong_preparations_are_refused_by_name(settings, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_preparations_are_refused_by_name(settings, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Preparation(**settings)
 
 
@@ -165,7 +165,7 @@ def test_no_such_rank(rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("public", "ridge", "said"),
+    ("public", "ridge", "message"),
     [
         (PUBLIC, 0.0, "ridge is 0"),
         (PUBLIC[:1], 0.1, "at least 2 rows"),
@@ -173,8 +173,8 @@ def test_no_such_rank(rank: int) -> None:
         (np.ones((5, 3)), 0.1, "all the same"),
     ],
 )
-def test_a_whitening_of_nothing_is_refused(public, ridge, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_whitening_of_nothing_is_refused(public, ridge, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Whitening.of(public, ridge=ridge)
 
 

@@ -115,10 +115,10 @@ def test_a_row_whose_score_is_no_number_adds_nothing() -> None:
     some = Rows.of(x[[0, 2]], y[[0, 2]], Preparation(unit=True), classes=CLASSES)
     every = Rows.of(x, y, Preparation(unit=True), classes=CLASSES)
     with np.errstate(over="ignore", invalid="ignore"):
-        found = clipped_gradient(every, weight, clip=1.0).total
-    assert np.allclose(found, clipped_gradient(some, weight, clip=1.0).total)
+        result = clipped_gradient(every, weight, clip=1.0).total
+    assert np.allclose(result, clipped_gradient(some, weight, clip=1.0).total)
     weight[1, 0], weight[3, 0] = 1e12, 1e12  # a number, but its last bits decide
-    assert np.allclose(found, clipped_gradient(every, weight, clip=1.0).total)
+    assert np.allclose(result, clipped_gradient(every, weight, clip=1.0).total)
 
 
 def test_the_checks_have_teeth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_no_step_outside_of_the_charge(tmp_path: Path) -> None:
 
 
 def test_the_divisor_and_the_noise_do_not_depend_on_the_data(tmp_path: Path) -> None:
-    """Same coins, one unit more: what reaches the noise differs by at most C; all else is equal."""
+    """Same draws, one unit more: what reaches the noise differs by at most C; all else is equal."""
     charge, seen = _charge(tmp_path), []
     fewer, more = _sum(charge), _sum(charge)
     original = noise.add_noise

@@ -45,8 +45,8 @@ def gaussian_trials(stop: Stopping, sigma: float, *, upwards: bool) -> tuple[np.
     """The best of K draws of N(0, sigma^2), and of N(1, sigma^2), where the highest or the lowest is the best."""
     edges = np.linspace(-9 * sigma, 1 + 9 * sigma, 801)
     below = [norm.cdf(edges, mean, sigma) for mean in (0.0, 1.0)]
-    found = [generating(stop, p if upwards else 1 - p) for p in below]
-    return np.abs(np.diff(found[0])), np.abs(np.diff(found[1]))
+    results = [generating(stop, p if upwards else 1 - p) for p in below]
+    return np.abs(np.diff(results[0])), np.abs(np.diff(results[1]))
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=str)
@@ -74,7 +74,7 @@ def test_the_bound_is_above_the_truth_of_gaussian_trials(stop: Stopping, sigma: 
     """A trial tells its noisy number and is scored by it: delta of the whole, exactly, against the bound's epsilon."""
     mu = 1 / sigma
     for delta in (1e-2, 1e-4, 1e-6):
-        told = tuning.bound(
+        stated = tuning.bound(
             stop,
             delta,
             epsilon_of=lambda d: gdp.gaussian_epsilon(mu, d),
@@ -82,18 +82,18 @@ def test_the_bound_is_above_the_truth_of_gaussian_trials(stop: Stopping, sigma: 
         )
         for upwards in (True, False):
             worlds = gaussian_trials(stop, sigma, upwards=upwards)
-            assert true_deltas(*worlds, np.array([told]))[0] <= delta
+            assert true_deltas(*worlds, np.array([stated]))[0] <= delta
 
 
 def test_the_bound_is_not_far_above_the_truth() -> None:
     """And it is no bound any more with a part of it left out, so the tests above can fail."""
     stop, sigma, delta = stopping(10.0, 1.0), 2.0, 1e-4
     event = Gaussian(sigma)
-    told = tuning.epsilon([event], stop, delta)
-    epsilons = np.linspace(0, told, 400)
+    stated = tuning.epsilon([event], stop, delta)
+    epsilons = np.linspace(0, stated, 400)
     worlds = [gaussian_trials(stop, sigma, upwards=up) for up in (True, False)]
     truth = max(epsilons[np.argmax(true_deltas(*world, epsilons) <= delta)] for world in worlds)
-    assert accountant.epsilon(event, delta) < truth < told < 2 * truth
+    assert accountant.epsilon(event, delta) < truth < stated < 2 * truth
     assert accountant.epsilon(event, delta / stop.mean) < truth  # without the price of the order
 
 
@@ -102,7 +102,7 @@ def test_randomized_response(stop: Stopping) -> None:
     """The best of K answers is 1 unless all are 0. With pure trials the bound is (2 + eta) epsilon (Liu and Talwar: 3)."""
     alone = 0.8
     right = 1 / (1 + math.exp(-alone))
-    told = tuning.bound(
+    stated = tuning.bound(
         stop,
         1e-6,
         epsilon_of=lambda d: alone,
@@ -110,9 +110,9 @@ def test_randomized_response(stop: Stopping) -> None:
     )
     zeros = [float(generating(stop, np.array(p))) for p in (right, 1 - right)]
     truth = max(abs(math.log(zeros[0] / zeros[1])), abs(math.log((1 - zeros[0]) / (1 - zeros[1]))))
-    assert truth <= told <= (2 + stop.eta) * alone + 1e-12
+    assert truth <= stated <= (2 + stop.eta) * alone + 1e-12
     if stop.gamma <= 0.1:  # where a small place for `a` would not pay
-        assert told == pytest.approx((2 + stop.eta) * alone)
+        assert stated == pytest.approx((2 + stop.eta) * alone)
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=str)
@@ -122,12 +122,12 @@ def test_a_rare_breach_is_as_many_times_as_likely_as_there_are_trials(stop: Stop
     truth = 1 - float(generating(stop, np.array(1 - rare)))
     assert rare < truth < 1.01 * stop.mean * rare
 
-    def told(delta: float) -> float:
+    def stated_epsilon(delta: float) -> float:
         return tuning.bound(
             stop, delta, epsilon_of=lambda d: 0.0 if d >= rare else math.inf, deltas_of=lambda at: [rare] * len(at)
         )
 
-    assert told(0.99 * truth) == math.inf and told(1.03 * truth) < 0.01
+    assert stated_epsilon(0.99 * truth) == math.inf and stated_epsilon(1.03 * truth) < 0.01
 
 
 @pytest.mark.parametrize("mean, eta", [(4.0, 1.0), (30.0, 1.0), (10.0, 0.0)])
@@ -136,8 +136,8 @@ def test_renyi_accounting_of_papernot_and_steinke_gives_more(mean: float, eta: f
     step = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(3.0))
     whole = RepeatAndSelectDpEvent(dp_accounting.SelfComposedDpEvent(step, 200), mean, eta)
     renyi = RdpAccountant([1 + x / 10 for x in range(5, 100)] + list(range(11, 64))).compose(whole).get_epsilon(1e-6)
-    told = tuning.epsilon([event], stopping(mean, eta), 1e-6)
-    assert 0.7 * renyi < told < renyi
+    stated = tuning.epsilon([event], stopping(mean, eta), 1e-6)
+    assert 0.7 * renyi < stated < renyi
 
 
 def test_the_candidate_that_fares_worst_counts() -> None:
@@ -175,8 +175,8 @@ def test_a_tuning_composes_with_what_else_is_on_the_ledger(sigma: float) -> None
     epsilons = [0.0, 1.0, 2.0, 4.0]
     exact = np.array([exact_with_gaussian(event, 1 / sigma, e) for e in epsilons])
     for by in (accountant, quick):
-        found = by.profile(both, epsilons)
-        assert (found >= exact - 1e-15).all() and (found <= 1.02 * exact + 1e-8).all()
+        result = by.profile(both, epsilons)
+        assert (result >= exact - 1e-15).all() and (result <= 1.02 * exact + 1e-8).all()
         assert by.epsilon(both, 1e-5) == by.epsilon(Composed((Gaussian(sigma), event)), 1e-5)
         assert by.epsilon(both, 4e-6) > 500  # below the delta of the tuning nothing is proven
         assert by.epsilon(Composed((event, event)), 2e-5) <= 2 * 1.7 + 1e-9

@@ -51,12 +51,12 @@ def test_what_is_private_never_gets_there(tmp_path: Path, capsys: pytest.Capture
     failing, recording = Failing(), Recording()
     tracked = _run(tmp_path / "tracked", [failing, recording])
     plain = _run(tmp_path / "plain", [])
-    # A tracker that raises loses no step, is named once, and goes on being told.
+    # A tracker that raises loses no step, is named once, and still gets every line.
     assert tracked.weights.read_bytes() == plain.weights.read_bytes()
     assert tracked.metrics.read_bytes() == plain.metrics.read_bytes()
     assert capsys.readouterr().err.count("the net is gone") == 1
     assert failing.calls == recording.calls
-    # Every line of metrics.jsonl is told, and of it what may leave.
+    # Every line of metrics.jsonl is passed on, but only what may be released.
     lines = run_folder.read_lines(tracked.metrics)
     assert recording.calls == [(x["step"], {k: v for k, v in x.items() if k in MAY_LEAVE}) for x in lines]
     assert len(recording.calls) > 5 and all(set(figures) == MAY_LEAVE for _, figures in recording.calls)
@@ -83,11 +83,11 @@ def test_tensorboard_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     words = ["train", "digits", "--epsilon", "3", "--steps", "4", "--batch", "300", "--study"]
     assert call([*words, "--track", "tensorboard", "--out", str(tmp_path / "run")], monkeypatch) == 0
-    found = EventAccumulator(str(tmp_path / "run" / "operator" / "tensorboard")).Reload()
-    assert set(found.Tags()["scalars"]) == MAY_LEAVE
+    result = EventAccumulator(str(tmp_path / "run" / "operator" / "tensorboard")).Reload()
+    assert set(result.Tags()["scalars"]) == MAY_LEAVE
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert found.Scalars("test_accuracy_ema")[-1].value == pytest.approx(last["test_accuracy_ema"])
-    assert found.Scalars("epsilon")[-1].step == 4
+    assert result.Scalars("test_accuracy_ema")[-1].value == pytest.approx(last["test_accuracy_ema"])
+    assert result.Scalars("epsilon")[-1].step == 4
 
 
 def test_one_that_does_not_begin_or_end_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from dpvision.core.noise import ARITHMETIC_SLACK
 from dpvision.data import Split
 from dpvision.models.inputs import Inputs
+from dpvision.private.engine import ClippedSum
+from dpvision.private.training.network import each_loss
 from dpvision.private.training.private_sum import fetcher, group_by_person
 from dpvision.views import Views
 
@@ -16,6 +19,22 @@ def test_a_persons_images_are_found_whatever_the_ids() -> None:
     persons = np.array([7, 2, 7, 9, 2, 7])
     images = group_by_person(persons)
     assert [sorted(images(u)) for u in range(3)] == [[1, 4], [0, 2, 5], [3]]
+
+
+@pytest.mark.parametrize("physical", [None, 16])
+def test_a_person_is_one_unit_with_any_number_of_images(physical: int | None) -> None:
+    """Up to many more than pass at once; whoever they are, one person moves the sum by at most the clipping norm."""
+    sizes = [1, 15, 16, 17, 63, 64, 65, 257, 1025]
+    persons = np.repeat(np.arange(len(sizes)), sizes)
+    rng = np.random.default_rng(0)
+    split = Split(rng.integers(0, 256, (len(persons), 4, 4, 1), dtype=np.uint8), persons % 3, persons)
+    fetch = fetcher(split, "person", Inputs(split), None)
+    images, _, counts = fetch(np.arange(len(sizes)), 0)
+    assert counts == sizes and len(images) == sum(sizes)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    clipped_sum = ClippedSum(model, each_loss, clip=0.01, physical=physical)
+    for person in range(len(sizes)):
+        assert float(clipped_sum.sum([fetch(np.array([person]), 0)]).norm()) <= 0.01 * (1 + ARITHMETIC_SLACK)
 
 
 @pytest.mark.parametrize("unit", ["image", "person"])

@@ -50,7 +50,7 @@ def test_each_augmentation_has_its_probability() -> None:
     assert not numbers[:, :2].any()  # not mirrored unless asked
     assert numbers[:, [2, 4, 6, 7]].ne(0).float().mean(0).tolist() == pytest.approx([0.12] * 4, abs=0.02)
     moved = numbers[numbers[:, 7] != 0, 7]
-    assert moved.std().item() == pytest.approx(1, abs=0.1)  # told in standard deviations
+    assert moved.std().item() == pytest.approx(1, abs=0.1)  # stated in standard deviations
 
 
 def test_a_probability_above_one() -> None:

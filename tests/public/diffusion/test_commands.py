@@ -28,22 +28,22 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  #
             code = 0
         except SystemExit as exc:
             code = exc.code if isinstance(exc.code, int) else 1
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return call
 
 
 def test_from_digits_to_a_data_set(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     edm, guide, out = tmp_path / "edm", tmp_path / "guide", tmp_path / "led.npz"
-    code, said, error = run(*FIT, "--steps", 2, "--out", edm)
-    assert code == 0 and "synth sample" in said, error
+    code, output, error = run(*FIT, "--steps", 2, "--out", edm)
+    assert code == 0 and "synth sample" in output, error
     short = ("--samples", 10, "--extractor-steps", 2, "--steps", 2, "--batch", 4, "--width", 8)
-    code, said, error = run("synth", "guide", edm, "digits", *short, "--out", guide)
-    assert code == 0 and "--guide" in said, error
+    code, output, error = run("synth", "guide", edm, "digits", *short, "--out", guide)
+    assert code == 0 and "--guide" in output, error
     draw = ("synth", "sample", edm, "--count", 100, "--steps", 3, "--guide", guide, "--weight", 0.5, "--out", out)
-    code, said, error = run(*draw)
-    assert code == 0 and "led.png" in said, error
+    code, output, error = run(*draw)
+    assert code == 0 and "led.png" in output, error
     assert data.load(out).train.images.shape == (100, 8, 8, 1)
     code, _, error = run(*draw)
     assert code == 2 and "already exists. Fix" in error
@@ -55,8 +55,8 @@ def test_ctrl_c_ends_with_130_and_the_same_command_resumes(run, tmp_path: Path) 
     while not (edm / "state.safetensors").exists() and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    said, error = process.communicate(timeout=120)
-    assert process.returncode == 130 and "the same command continues it" in said, error
+    output, error = process.communicate(timeout=120)
+    assert process.returncode == 130 and "run the same command again to continue" in output, error
     code, _, error = run(*FIT, "--minutes", 0.0001, "--out", edm)
     assert code == 0 and (edm / "weights.safetensors").exists(), error
 
@@ -71,5 +71,5 @@ def test_refusals(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
 def test_help_loads_no_torch() -> None:
     code = "import sys; from dpvision.cli.app import app; import dpvision.cli; app(['synth', 'fit', '--help']); "
     code += "sys.exit('torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert said.returncode == 0 and "--minutes" in said.stdout, said.stderr
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert output.returncode == 0 and "--minutes" in output.stdout, output.stderr

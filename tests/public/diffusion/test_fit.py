@@ -89,13 +89,13 @@ def test_pieces_of_a_batch_give_its_gradient(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setitem(METHODS, "edm", replace(METHODS["edm"], loss=loss))
     y, labels = to_tensor(pictures()[:5]), torch.from_numpy(LABELS[:5])
-    told = {}
+    results = {}
     for pieces in (1, 3):
         task = Fit(KIND, replace(SETTINGS, batch=5, pieces=pieces), pictures(), LABELS)
-        told[pieces] = task._gradients(y, labels, torch.ones(5, 9))
-    assert told[1][0] == pytest.approx(told[3][0], rel=1e-5)
-    assert any(gradient.any() for gradient in told[1][1])
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(told[1][1], told[3][1], strict=True))
+        results[pieces] = task._gradients(y, labels, torch.ones(5, 9))
+    assert results[1][0] == pytest.approx(results[3][0], rel=1e-5)
+    assert any(gradient.any() for gradient in results[1][1])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(results[1][1], results[3][1], strict=True))
 
 
 def test_it_learns_and_the_weights_are_read_back(tmp_path: Path) -> None:

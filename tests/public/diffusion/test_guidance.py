@@ -40,11 +40,11 @@ def test_in_the_plane_samples_move_to_the_real_points() -> None:
     def loss(network: MLP, chosen: Tensor) -> Tensor:
         return guidance.discriminator_loss(network, real[chosen], labels[chosen], drawn[chosen], labels[chosen])
 
-    found = fit_points(MLP(2, classes=2, out=1), loss, count=2000, steps=500, lr=3e-3)
+    result = fit_points(MLP(2, classes=2, out=1), loss, count=2000, steps=500, lr=3e-3)
     noise = torch.randn(1000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     far = {}
     for weight in (0.0, 0.5, 1.0):
-        guide = guidance.make_guide(found, weight=weight)
+        guide = guidance.make_guide(result, weight=weight)
         with torch.no_grad():
             x = heun(wrong_model, noise, labels[:1000], sigmas=sigmas, guide=guide)
         centres = [x[labels[:1000] == label].mean(0) for label in (0, 1)]
@@ -116,8 +116,8 @@ def test_a_state_with_an_impossible_step(at: str, model: Path, tmp_path: Path) -
     asked = iter([False] * 5 + [True])
     assert not fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path, stop=lambda: next(asked))
     path = tmp_path / "state.safetensors"
-    said = {key: value for key, value in safetensors.read(path).header.items() if key != "digest"}
-    forged = {**said, "at": f'{{"extractor": {at}, "discriminator": 0}}'}
+    content = {key: value for key, value in safetensors.read(path).header.items() if key != "digest"}
+    forged = {**content, "at": f'{{"extractor": {at}, "discriminator": 0}}'}
     path.write_bytes(safetensors.dump(load_file(path), forged))
     with pytest.raises(DataError, match=r"not that of a guide.*Fix"):
         fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path)

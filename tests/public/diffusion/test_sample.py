@@ -34,12 +34,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_file_is_balanced_and_read_by_our_reader(model: Path, tmp_path: Path) -> None:
-    out, told = tmp_path / "s.npz", []
-    assert sample(model, SampleSettings(count=31, batch=7, steps=2), out, progress=lambda *at: told.append(at))
-    assert told[-1] == (31, 31) and not (tmp_path / "s.npz.parts").exists()
-    found = data.load(out)
-    assert found.train.images.shape == (31, 8, 8, 3) and found.train.images.dtype == np.uint8
-    assert np.bincount(found.train.labels).tolist() == [11, 10, 10]
+    out, results = tmp_path / "s.npz", []
+    assert sample(model, SampleSettings(count=31, batch=7, steps=2), out, progress=lambda *at: results.append(at))
+    assert results[-1] == (31, 31) and not (tmp_path / "s.npz.parts").exists()
+    loaded = data.load(out)
+    assert loaded.train.images.shape == (31, 8, 8, 3) and loaded.train.images.dtype == np.uint8
+    assert np.bincount(loaded.train.labels).tolist() == [11, 10, 10]
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     card = json.loads(out.with_suffix(".json").read_text())
     assert card["count"] == 31 and card["classes"] == ["a", "b", "c"]

@@ -33,21 +33,21 @@ def test_real_images_are_better_than_noise_by_every_measure() -> None:
 
 def test_copies_are_found_by_pixels_and_by_features() -> None:
     real = digits()[0]
-    found = evaluate(part(real, slice(0, 200)), real, cas=False)
-    assert found.figures["suspected copies (pixels)"] == found.figures["suspected copies (scattering)"] == 1.0
-    assert found.figures["precision (scattering)"] == 1.0 and found.picture().startswith(b"\x89PNG")
-    assert found.about["cas"] is None and any("instead of Inception" in note for note in found.notes)
+    result = evaluate(part(real, slice(0, 200)), real, cas=False)
+    assert result.figures["suspected copies (pixels)"] == result.figures["suspected copies (scattering)"] == 1.0
+    assert result.figures["precision (scattering)"] == 1.0 and result.picture().startswith(b"\x89PNG")
+    assert result.about["cas"] is None and any("instead of Inception" in note for note in result.notes)
 
 
 def test_a_classifier_gives_a_score_under_its_own_name_and_a_seed_the_same_figures() -> None:
     real, test = digits()
     options = {"network": "classifier", "classes": CLASSES, "settings": QUICK, "cas": False, "max_images": 200}
-    found, again = (evaluate(test, real, **options) for _ in range(2))
-    assert found.figures == again.figures
-    assert 2 < found.figures["Inception score (classifier)"] <= 10
-    assert found.about["real"] == {"name": "digits", "images": 200}
-    assert any("Only 200 of 1,437 real images" in note for note in found.notes)
-    assert any("trained on the real images" in note for note in found.notes)
+    result, again = (evaluate(test, real, **options) for _ in range(2))
+    assert result.figures == again.figures
+    assert 2 < result.figures["Inception score (classifier)"] <= 10
+    assert result.about["real"] == {"name": "digits", "images": 200}
+    assert any("Only 200 of 1,437 real images" in note for note in result.notes)
+    assert any("trained on the real images" in note for note in result.notes)
 
 
 def test_invalid_inputs_are_named() -> None:
@@ -94,4 +94,4 @@ def test_the_verb_writes_figures_and_a_picture(tmp_path: Path) -> None:
     assert shares < set(written["figures"]) and all(0 <= written["figures"][name] <= 1 for name in shares)
     assert stat.S_IMODE((tmp_path / "out" / "quality.png").stat().st_mode) == 0o600, "it shows real images"
     code, _, err = run(*words, home=tmp_path / "home", cwd=tmp_path)
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "already exists" in err

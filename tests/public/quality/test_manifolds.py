@@ -19,9 +19,9 @@ def normal(n: int, width: int, seed: int) -> Tensor:
 def test_blocks_are_the_plain_distances(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "BLOCK_DISTANCES", numbers)
     x, y = normal(33, 7, 0) + 50, normal(21, 7, 1) + 50
-    found = torch.cat([block for _, block in squared_distances(x, y)])
+    result = torch.cat([block for _, block in squared_distances(x, y)])
     plain = (x.double()[:, None] - y.double()).square().sum(2)
-    assert torch.allclose(found, plain, rtol=1e-9)
+    assert torch.allclose(result, plain, rtol=1e-9)
     near, places = nearest(x, y, count=4)
     assert torch.equal(places, plain.topk(4, largest=False).indices)
     assert torch.allclose(near, plain.sort(dim=1).values[:, :4], rtol=1e-9)
@@ -39,13 +39,13 @@ def test_a_row_is_not_its_own_neighbour_and_equal_rows_have_no_distance(monkeypa
 
 def test_a_set_is_precise_and_complete_against_itself() -> None:
     x = normal(100, 5, 3)
-    found = precision_recall(x, x)
-    assert (found.precision, found.recall, found.neighbours) == (1.0, 1.0, 3)
+    result = precision_recall(x, x)
+    assert (result.precision, result.recall, result.neighbours) == (1.0, 1.0, 3)
 
 
 def test_sets_that_are_far_apart_share_nothing() -> None:
-    found = precision_recall(normal(100, 5, 4), normal(100, 5, 5) + 1000)
-    assert (found.precision, found.recall) == (0.0, 0.0)
+    result = precision_recall(normal(100, 5, 4), normal(100, 5, 5) + 1000)
+    assert (result.precision, result.recall) == (0.0, 0.0)
 
 
 def two_modes(n: int, seed: int) -> Tensor:
@@ -56,25 +56,25 @@ def two_modes(n: int, seed: int) -> Tensor:
 
 def test_a_mode_that_is_missing_lowers_recall_alone() -> None:
     real, collapsed = two_modes(200, 6), two_modes(400, 7)[:400]
-    fair, found = precision_recall(two_modes(200, 7), real), precision_recall(collapsed, real)
-    assert found.precision > 0.8 and fair.precision > 0.8 and fair.recall > 0.8
-    assert 0.4 < found.recall <= 0.5, "one of two modes, and nearly all of it"
+    fair, result = precision_recall(two_modes(200, 7), real), precision_recall(collapsed, real)
+    assert result.precision > 0.8 and fair.precision > 0.8 and fair.recall > 0.8
+    assert 0.4 < result.recall <= 0.5, "one of two modes, and nearly all of it"
 
 
 def test_meaningless_images_lower_precision_alone() -> None:
     real, fresh = two_modes(200, 8), two_modes(200, 9)
     nothing = normal(400, 4, 10) * 10 + 1000
-    found = precision_recall(torch.cat([fresh, nothing]), real)
+    result = precision_recall(torch.cat([fresh, nothing]), real)
     fair = precision_recall(fresh, real)
-    assert found.precision == pytest.approx(fair.precision / 2) and found.recall == fair.recall
+    assert result.precision == pytest.approx(fair.precision / 2) and result.recall == fair.recall
 
 
 def test_balls_by_hand() -> None:
     """On a line with k = 1: real 0, 1, 10 have balls of 1, 1, 9; synthetic 2, 2.5, 30 have 0.5, 0.5, 27.5."""
     real, synthetic = torch.tensor([[0.0], [1.0], [10.0]]), torch.tensor([[2.0], [2.5], [30.0]])
-    found = precision_recall(synthetic, real, neighbours=1)
-    assert found.precision == pytest.approx(2 / 3), "2 is on the edge of the ball of 1, 2.5 in that of 10, 30 in none"
-    assert found.recall == pytest.approx(1 / 3), "10 is in the ball of 30"
+    result = precision_recall(synthetic, real, neighbours=1)
+    assert result.precision == pytest.approx(2 / 3), "2 is on the edge of the ball of 1, 2.5 in that of 10, 30 in none"
+    assert result.recall == pytest.approx(1 / 3), "10 is in the ball of 30"
 
 
 def test_too_few_are_refused() -> None:

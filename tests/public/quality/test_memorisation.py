@@ -29,26 +29,26 @@ def test_copies_are_found_in_plain_regions_and_in_rich_ones() -> None:
     spread = torch.cat([torch.ones(300, 1), torch.full((300, 1), 100.0)])
     near = real + 0.05 * spread * torch.randn(600, 12, generator=torch.Generator().manual_seed(1))
     for copies in (real, near):
-        found = detect_copies(copies, real)
-        assert found.share == 1.0 and found.expected == pytest.approx(0.01)
-        assert torch.equal(found.neighbours, torch.arange(600))
+        result = detect_copies(copies, real)
+        assert result.share == 1.0 and result.expected == pytest.approx(0.01)
+        assert torch.equal(result.neighbours, torch.arange(600))
 
 
 def test_fresh_images_are_not_accused() -> None:
-    found = detect_copies(mixture(1000, 2), mixture(1000, 3))
-    assert found.share <= 0.03 and found.expected == pytest.approx(0.01)
+    result = detect_copies(mixture(1000, 2), mixture(1000, 3))
+    assert result.share <= 0.03 and result.expected == pytest.approx(0.01)
 
 
 def test_the_share_of_copies_is_reported() -> None:
     real = mixture(1000, 4)
-    found = detect_copies(torch.cat([mixture(700, 5), real[:300]]), real)
-    assert 0.3 <= found.share <= 0.32
+    result = detect_copies(torch.cat([mixture(700, 5), real[:300]]), real)
+    assert 0.3 <= result.share <= 0.32
 
 
 def test_duplicates_among_the_real_images_are_reported() -> None:
     real = torch.cat([mixture(400, 6), mixture(400, 6)[:100]])
-    found = detect_copies(mixture(400, 7), real)
-    assert found.limit == 0 and found.expected == pytest.approx(200 / 500) and found.share == 0
+    result = detect_copies(mixture(400, 7), real)
+    assert result.limit == 0 and result.expected == pytest.approx(200 / 500) and result.share == 0
     assert detect_copies(real, real).share == 1
     assert detect_copies(torch.zeros(3, 2), torch.zeros(100, 2)).share == 1, "all the same"
 
@@ -61,11 +61,11 @@ def test_the_picture_shows_the_closest_pair_first() -> None:
     images = np.zeros((30, 8, 8, 3), np.uint8)
     images[:, :, :, 0] = np.arange(30)[:, None, None] * 8
     ratios = torch.linspace(1, 0, 30)
-    found = Memorisation(0.0, 0.0, 0.0, ratios, torch.full((30,), 5))
+    result = Memorisation(0.0, 0.0, 0.0, ratios, torch.full((30,), 5))
     blue = np.zeros_like(images)
     blue[5, :, :, 2] = 255
     labels = np.zeros(30, np.int64)
-    pairs = _draw_pairs(LabelledImages("a", images, labels), LabelledImages("b", blue, labels), found)
+    pairs = _draw_pairs(LabelledImages("a", images, labels), LabelledImages("b", blue, labels), result)
     with Image.open(io.BytesIO(pairs)) as picture:
         shown = np.asarray(picture.convert("RGB")).astype(int)
     height, width = shown.shape[:2]

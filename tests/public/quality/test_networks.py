@@ -37,8 +37,8 @@ def test_inception_has_its_shape_and_its_number_of_weights() -> None:
 def test_images_are_enlarged_as_tensorflow_1_did() -> None:
     """Pixel i of the result is at i * length / wanted: the corner stays, and the last pixels are the edge's."""
     line = torch.tensor([3.0, 7.0, 1.0])
-    found = linear_interpolation(3, 8) @ line
-    for i, value in enumerate(found.tolist()):
+    result = linear_interpolation(3, 8) @ line
+    for i, value in enumerate(result.tolist()):
         place = i * 3 / 8
         low = math.floor(place)
         wanted = line[low] + (place - low) * (line[min(low + 1, 2)] - line[low])
@@ -48,9 +48,9 @@ def test_images_are_enlarged_as_tensorflow_1_did() -> None:
 
 def test_pixels_are_scaled_about_128_and_grey_has_three_channels() -> None:
     grey = torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1).expand(2, 1, 4, 4)
-    found = InceptionInput((4, 4))(grey)
-    assert found.shape == (2, 3, 299, 299)
-    assert torch.allclose(found[0], torch.tensor(-1.0)) and torch.allclose(found[1], torch.tensor(127 / 128))
+    result = InceptionInput((4, 4))(grey)
+    assert result.shape == (2, 3, 299, 299)
+    assert torch.allclose(result[0], torch.tensor(-1.0)) and torch.allclose(result[1], torch.tensor(127 / 128))
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +65,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_other_weights_are_not_called_inception(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "PIECE_ON_CPU", 2)
     few = part(digits()[0], slice(0, 3))
-    found = build_network("inception", few, weights=weights)
-    assert not found.standard and found.name == "inception, other weights"
-    rows = found.features(few)
+    result = build_network("inception", few, weights=weights)
+    assert not result.standard and result.name == "inception, other weights"
+    rows = result.features(few)
     assert rows.shape == (3, 2048)
-    assert torch.equal(found.features(part(few, slice(1, 2)))[0], rows[1]), "the same bits alone and among others"
-    assert not found.has_classes
+    assert torch.equal(result.features(part(few, slice(1, 2)))[0], rows[1]), "the same bits alone and among others"
+    assert not result.has_classes
     with pytest.raises(ConfigError, match="has no classes"):
-        found.probabilities(rows)
+        result.probabilities(rows)
 
 
 def test_a_file_with_a_head_gives_class_probabilities(weights: Path, tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_a_file_with_a_head_gives_class_probabilities(weights: Path, tmp_path: P
 
     path = tmp_path / "with_head.safetensors"
     save_file({**load_file(weights), "head.weight": torch.randn(1008, 2048)}, path)
-    found = build_network("inception", part(digits()[0], slice(0, 2)), weights=path)
-    assert found.has_classes
-    p = found.probabilities(torch.rand(4, 2048))
+    result = build_network("inception", part(digits()[0], slice(0, 2)), weights=path)
+    assert result.has_classes
+    p = result.probabilities(torch.rand(4, 2048))
     assert p.shape == (4, 1008) and torch.allclose(p.sum(1), torch.ones(4))
 
 
@@ -104,20 +104,20 @@ def test_files_that_do_not_fit_are_refused(weights: Path, tmp_path: Path) -> Non
 
 def test_scattering_distinguishes_digits_and_its_rows_are_independent() -> None:
     real = part(digits()[0], slice(0, 300))
-    found = build_network("scattering", real)
-    rows = found.features(real)
-    assert rows.shape == (300, 324) and found.weights is None and "not trained" in found.origin
-    assert torch.equal(found.features(part(real, slice(7, 20))), rows[7:20])
+    result = build_network("scattering", real)
+    rows = result.features(real)
+    assert rows.shape == (300, 324) and result.weights is None and "not trained" in result.origin
+    assert torch.equal(result.features(part(real, slice(7, 20))), rows[7:20])
     near = (rows[:, None] - rows).square().sum(2).fill_diagonal_(torch.inf).argmin(1)
     assert real.labels is not None and (real.labels[near.numpy()] == real.labels).mean() > 0.8
 
 
 def test_a_classifier_learns_from_the_real_images() -> None:
     real, test = digits()
-    found = build_network(
+    result = build_network(
         "classifier", real, classes=10, settings=ClassifierSettings(model="small-cnn", steps=40, batch=32)
     )
-    guesses = found.probabilities(found.features(test)).argmax(1).numpy()
+    guesses = result.probabilities(result.features(test)).argmax(1).numpy()
     assert test.labels is not None and np.mean(guesses == test.labels) > 0.7
     with pytest.raises(ConfigError, match="number of classes"):
         build_network("classifier", real)

@@ -24,10 +24,10 @@ def _overlapping() -> tuple[np.ndarray, np.ndarray]:
 def test_averages_are_those_of_numpy() -> None:
     rng = np.random.default_rng(1)
     x, y = (rng.normal(size=(5000, 6)) + 40).astype(np.float32), rng.normal(size=(5000, 3)).astype(np.float32)
-    found, a, b = Averages.of(x, y), x.astype(float), y.astype(float)
-    for got, expected in ((found.xx, a.T @ a), (found.xy, a.T @ b), (found.yy, b.T @ b)):
+    result, a, b = Averages.of(x, y), x.astype(float), y.astype(float)
+    for got, expected in ((result.xx, a.T @ a), (result.xy, a.T @ b), (result.yy, b.T @ b)):
         assert np.allclose(got, expected / 5000, rtol=1e-6, atol=1e-5)
-    assert np.allclose(found.x, a.mean(axis=0)) and np.allclose(found.y, b.mean(axis=0))
+    assert np.allclose(result.x, a.mean(axis=0)) and np.allclose(result.y, b.mean(axis=0))
 
 
 def test_exact_rows_give_the_usual_discriminant() -> None:

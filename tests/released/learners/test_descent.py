@@ -22,8 +22,8 @@ def test_the_loss_is_the_formula_for_labels_that_do_not_add_up_to_1() -> None:
     p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     own = np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0)), 0.0)
     expected = (own - y * np.log(p) - y + p).sum(axis=1).mean()
-    found = generalised_kl(torch.tensor(scores), torch.tensor(y))
-    assert float(found) == pytest.approx(expected, rel=1e-12)
+    result = generalised_kl(torch.tensor(scores), torch.tensor(y))
+    assert float(result) == pytest.approx(expected, rel=1e-12)
     assert float(generalised_kl(torch.tensor(np.log(p)), torch.tensor(p))) == pytest.approx(0.0, abs=1e-12)
 
 
@@ -41,8 +41,8 @@ def test_the_same_seed_gives_the_same_weights_and_moves_no_one_elses_numbers(kin
     x, y = release.x[:600], release.y[:600]
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    found = [kind(epochs=2, seed=seed).fit(x, y).scores(x[:20]) for seed in (1, 1, 2)]
-    assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], found[2])
+    results = [kind(epochs=2, seed=seed).fit(x, y).scores(x[:20]) for seed in (1, 1, 2)]
+    assert np.array_equal(results[0], results[1]) and not np.array_equal(results[0], results[2])
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -95,5 +95,5 @@ def test_rows_on_the_disk_are_learned_from_and_not_changed(kind: type, tmp_path:
     np.save(tmp_path / "x.npy", x)
     on_disk = np.load(tmp_path / "x.npy", mmap_mode="r", allow_pickle=False)
     kept = x.copy()
-    found = [kind(epochs=1).fit(rows, y).scores(x[:9]) for rows in (x, on_disk)]
-    assert np.array_equal(*found) and np.array_equal(x, kept)
+    results = [kind(epochs=1).fit(rows, y).scores(x[:9]) for rows in (x, on_disk)]
+    assert np.array_equal(*results) and np.array_equal(x, kept)

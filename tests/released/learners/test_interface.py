@@ -48,8 +48,8 @@ def test_it_learns_from_noisy_mixtures(name: str) -> None:
 @pytest.mark.parametrize("name", LEARNERS)
 def test_one_hot_labels_are_classes(name: str) -> None:
     x, y, *_ = digits()
-    found = [clone(LEARNERS[name]).fit(x, labels).scores(x[:50]) for labels in (y, np.eye(CLASSES)[y])]
-    assert np.array_equal(*found)
+    results = [clone(LEARNERS[name]).fit(x, labels).scores(x[:50]) for labels in (y, np.eye(CLASSES)[y])]
+    assert np.array_equal(*results)
 
 
 @pytest.mark.parametrize("name", LEARNERS)

@@ -74,8 +74,8 @@ def test_no_class_is_smaller_than_a_tenth_of_an_even_one_nor_than_its_noise() ->
     for noise, taken in ((0.0, 14.0), (30.0, 30.0)):
         below, at = counts.copy(), counts.copy()
         below[3], at[3] = -50.0, taken
-        found, expected = (fit_moments(sums, c, second, n=1400, noise_counts=noise) for c in (below, at))
-        assert np.allclose(found.weight_, expected.weight_) and np.isfinite(found.bias_).all()
+        result, expected = (fit_moments(sums, c, second, n=1400, noise_counts=noise) for c in (below, at))
+        assert np.allclose(result.weight_, expected.weight_) and np.isfinite(result.bias_).all()
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

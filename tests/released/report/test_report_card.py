@@ -16,6 +16,7 @@ from dpvision.core.events import Budget, Gaussian, PoissonGaussian
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.released.report import card, guarantee, sentence
 from dpvision.settings import gdp, quick
+from dpvision.settings.meaning import attack_success, replace_one_epsilon
 from dpvision.storage.home import ledger_of
 from dpvision.storage.run_folder import append_json
 
@@ -61,7 +62,7 @@ def test_data_set_composes_all_runs(tmp_path: Path) -> None:
 def test_attack_success_is_the_gaussian_trade_off_from_above(mu: float) -> None:
     rates = np.array([1e-4, *guarantee.FALSE_POSITIVE_RATES, 0.5, 0.99])
     exact = norm.sf(norm.isf(rates) - mu)
-    bound = guarantee.most_true_positives(Gaussian(1 / mu), rates.tolist())
+    bound = attack_success(Gaussian(1 / mu), rates.tolist())
     assert (bound >= exact).all()
     assert (bound <= 1.01 * exact).all()
 
@@ -73,6 +74,22 @@ def test_attack_success_is_on_the_card(tmp_path: Path) -> None:
     for x in made["attack_success"]:
         f, t = x["false_positive_rate"], x["true_positive_rate_at_most"]
         assert f < t <= math.exp(epsilon) * f + 1e-5
+
+
+def test_what_epsilon_means_is_on_the_card(tmp_path: Path) -> None:
+    made = card(make(tmp_path / "run"), None)
+    meaning = made["meaning"]
+    assert [x["prior"] for x in meaning["reconstruction"]] == [0.001, 0.01, 0.1, 0.5]
+    known = {x["false_positive_rate"]: x["true_positive_rate_at_most"] for x in made["attack_success"]}
+    assert all(known.get(x["prior"], x["success_at_most"]) == x["success_at_most"] for x in meaning["reconstruction"])
+    assert meaning["replace_one_epsilon"] == replace_one_epsilon(EVENT, 1e-5) > made["guarantee"]["epsilon"]
+    assert meaning["gaussian"] is None  # sampled
+    exact = card(make(tmp_path / "exact", event=Gaussian(2.0)), None)["meaning"]
+    assert exact["gaussian"] == {"mu": 0.5, "zcdp_rho": 0.125}
+    for name, event, secret in (("fixed", EVENT, False), ("loud", Gaussian(0.02), True)):
+        nothing = card(make(tmp_path / name, event=event, private=secret), None)["meaning"]
+        assert {x["success_at_most"] for x in nothing["reconstruction"]} == {1.0}
+        assert nothing["replace_one_epsilon"] is nothing["gaussian"] is None
 
 
 @pytest.mark.parametrize("unit", ["image", "person"])
@@ -90,12 +107,12 @@ def test_facts_read_off_the_data_are_named(tmp_path: Path, unit: str) -> None:
 
 
 def test_sentence_names_the_figures(tmp_path: Path) -> None:
-    said = sentence(card(make(tmp_path / "run", event=Gaussian(2.0)), None))
+    text = sentence(card(make(tmp_path / "run", event=Gaussian(2.0)), None))
     # mu = 0.5: Phi(0.5 - 2.326) = 3.39% at 1%; epsilon 2.0 at 1e-5.
-    assert "any one image" in said
-    assert "at delta 1e-05" in said
-    assert "3.4% of those inside" in said
-    assert "weak" not in said
+    assert "any one image" in text
+    assert "at delta 1e-05" in text
+    assert "3.4% of those inside" in text
+    assert "weak" not in text
     person = card(make(tmp_path / "person", event=Gaussian(0.2), config={"unit": "person"}), None)
     assert "any one person's images were" in sentence(person)
     assert "weak guarantee" in sentence(person)

@@ -1,4 +1,4 @@
-"""Every card fits the published schema; the Hub can read its head; weights carry it; phases and choices are told."""
+"""Every card fits the published schema; the Hub can read its head; weights carry it; phases and choices are stated."""
 
 from __future__ import annotations
 
@@ -74,28 +74,28 @@ def test_an_audit_is_held_against_the_run_and_not_against_itself(tmp_path: Path)
 
 
 def test_weights_say_the_guarantee_and_nothing_that_changes_later(private_run: Run) -> None:
-    said = on_weights(private_run.facts(), private_run.config())
-    assert _errors(said) == []
+    stated = on_weights(private_run.facts(), private_run.config())
+    assert _errors(stated) == []
     whole = card_of(private_run)
-    assert all(whole[key] == value for key, value in said.items() if key != "format")
-    assert not {"run", "data_set", "audit", "config", "accuracy"} & said.keys()
-    assert NAME not in json.dumps(said) and DATA not in json.dumps(said)
+    assert all(whole[key] == value for key, value in stated.items() if key != "format")
+    assert not {"run", "data_set", "audit", "config", "accuracy"} & stated.keys()
+    assert NAME not in json.dumps(stated) and DATA not in json.dumps(stated)
 
 
 @pytest.mark.parametrize(
-    ("licence", "told"),
+    ("licence", "expected"),
     [
         (None, {"license": "unknown"}),
         ("Apache-2.0", {"license": "apache-2.0"}),
         ('our own: "terms" #1\n- x', {"license": "other", "license_name": 'our own: "terms" #1�- x'}),
     ],
 )
-def test_the_head_of_the_card_is_yaml(private_run: Run, licence: str | None, told: dict[str, str]) -> None:
-    head = wording._front_matter_of_model(card_of(private_run) | {"licence": licence})
+def test_the_head_of_the_card_is_yaml(private_run: Run, licence: str | None, expected: dict[str, str]) -> None:
+    head = wording.as_yaml(wording.metadata_of_model(card_of(private_run) | {"licence": licence}))
     first, body, last = head.split("---")
     assert first == last == ""
     read = yaml.safe_load(body)
-    assert {k: v for k, v in read.items() if k.startswith("license")} == told
+    assert {k: v for k, v in read.items() if k.startswith("license")} == expected
     assert read["library_name"] == "dpvision" and read["metrics"] == ["accuracy"]
     assert "differential-privacy" in read["tags"] and "not-private" not in read["tags"]
 
@@ -110,15 +110,15 @@ def test_the_card_begins_with_its_head(private_run: Run, fixed_key_run: Run) -> 
 def test_phases_add_up_to_the_whole() -> None:
     config = Config(n=1000, batch=100, steps=200, sigma=2.0, probe_steps=40)
     earlier, changed = Gaussian(9.0), replace(EVENT, sigma=3.0, steps=50)
-    told = guarantee.epsilon_by_phase(Composed((earlier, EVENT, changed)), config, before=1)
-    assert [(p["name"], p["steps"]) for p in told] == [
+    result = guarantee.epsilon_by_phase(Composed((earlier, EVENT, changed)), config, before=1)
+    assert [(p["name"], p["steps"]) for p in result] == [
         ("initial weights, trained privately", None),
         ("the head first", 40),
         ("all weights", 160),
         ("all weights", 50),
     ]
     wholes = [(earlier,), (earlier, replace(EVENT, steps=40)), (earlier, EVENT), (earlier, EVENT, changed)]
-    for phase, events in zip(told, wholes, strict=True):
+    for phase, events in zip(result, wholes, strict=True):
         assert phase["epsilon_so_far"] == pytest.approx(
             accountant.epsilon(adaptive.compose(events, config.delta), config.delta)
         )
@@ -136,8 +136,8 @@ def test_settings_that_are_not_the_recipes_are_named(tmp_path: Path) -> None:
     )
     assert wording.chosen_by_hand(small.complete(100)) == ["batch"], "the recipe's own batch is above n"
     assert wording.chosen_by_hand(replace(usual, recipe="mine")) is None
-    said = card(make(tmp_path / "run", config={"lr": 1.0}), None)["not_covered"]
-    assert any("chosen by hand" in line and "lr" in line for line in said)
+    stated = card(make(tmp_path / "run", config={"lr": 1.0}), None)["not_covered"]
+    assert any("chosen by hand" in line and "lr" in line for line in stated)
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto", "cuda", "cuda:1"])
@@ -159,8 +159,8 @@ def test_a_run_on_an_accelerator_states_what_is_not_proved_there(device: str, tm
 def test_references_are_what_was_measured() -> None:
     means: dict[str, list[float]] = {}
     for line in (ROOT / "benchmarks" / "trainings.jsonl").read_text().splitlines():
-        found = json.loads(line)
-        means.setdefault(found["title"].replace("_", ""), []).append(found["accuracy"])
+        content = json.loads(line)
+        means.setdefault(content["title"].replace("_", ""), []).append(content["accuracy"])
     checked = 0
     for result in evaluation.RESULTS:
         lines = means.get(f"{result.data}, {result.recipe}, epsilon {result.epsilon:g}")

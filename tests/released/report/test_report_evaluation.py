@@ -1,4 +1,4 @@
-"""What is said of the test split is what the model does there; edited files are refused; pictures must be asked for."""
+"""What a report states about the test split is what the model does there; edited files are refused; pictures must be asked for."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def _evaluate(run: Run, *, examples: int = 0) -> str:
 
 def test_figures_are_those_of_scikit_learn() -> None:
     guesses, chances, labels = _answers(classes=7)
-    found = evaluation.measure(guesses, chances, labels, classes=7)
+    result = evaluation.measure(guesses, chances, labels, classes=7)
     table = confusion_matrix(labels, guesses, labels=range(7))
-    assert found["confusion"] == table.tolist()
-    assert found["right"] == table.trace()
+    assert result["confusion"] == table.tolist()
+    assert result["right"] == table.trace()
     apart = table - np.diag(table.diagonal())
-    assert found["confused"][0][2] == apart.max() == apart[tuple(found["confused"][0][:2])]
+    assert result["confused"][0][2] == apart.max() == apart[tuple(result["confused"][0][:2])]
     right, error = guesses == labels, 0.0
     for low in np.arange(15) / 15:
         inside = (chances >= low) & (chances < low + 1 / 15)
         if inside.any():
             error += inside.mean() * abs(right[inside].mean() - chances[inside].mean())
-    assert found["calibration_error"] == pytest.approx(error)
+    assert result["calibration_error"] == pytest.approx(error)
     many = evaluation.measure(guesses * 10_000, chances, labels * 10_000, classes=70_000)
     assert many["confusion"] is None and many["confused"][0][2] == apart.max()
 
@@ -143,9 +143,9 @@ def test_an_edited_picture_is_refused(tmp_path: Path, edit: dict[str, Any]) -> N
     run = make(tmp_path / "run")
     digest = _evaluate(run, examples=1)
     path = run.folder / evaluation.EXAMPLES
-    found = json.loads(path.read_text())
-    found["examples"][0] |= edit
-    path.write_text(json.dumps(found))
+    content = json.loads(path.read_text())
+    content["examples"][0] |= edit
+    path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"examples\.json"):
         evaluation.read_examples(run, classes=CLASSES, weights=digest)
 
@@ -154,11 +154,11 @@ def test_of_a_picture_only_the_pixels_get_on_the_page(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     digest = _evaluate(run, examples=1)
     path = run.folder / evaluation.EXAMPLES
-    found = json.loads(path.read_text())
-    before = found["examples"][0]["png"]
-    hidden = base64.b64decode(found["examples"][0]["png"]) + b"ward-7 of somebody"
-    found["examples"][0]["png"] = base64.b64encode(hidden).decode()
-    path.write_text(json.dumps(found))
+    content = json.loads(path.read_text())
+    before = content["examples"][0]["png"]
+    hidden = base64.b64decode(content["examples"][0]["png"]) + b"ward-7 of somebody"
+    content["examples"][0]["png"] = base64.b64encode(hidden).decode()
+    path.write_text(json.dumps(content))
     assert evaluation.read_examples(run, classes=CLASSES, weights=digest)[0]["png"] == before
 
 

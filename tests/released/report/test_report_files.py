@@ -65,9 +65,9 @@ def test_every_page_opens_with_its_status(private_run: Run, fixed_key_run: Run, 
     texts = released(run)
     for name in ("card.json", "card.md", "report.html"):
         assert ("NOT PRIVATE" in texts[name]) is not private, name
-    said = sentence(card_of(run))
-    assert said in texts["card.md"]
-    assert said.replace("'", "&#39;") in texts["report.html"]
+    text = sentence(card_of(run))
+    assert text in texts["card.md"]
+    assert text.replace("'", "&#39;") in texts["report.html"]
     assert ('class="banner"' in texts["report.html"]) is not private
 
 

@@ -28,6 +28,7 @@ def driver() -> Iterator[Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that carries canaries, audited, with pictures; twice, and a board of both; and a release."""
     from dpvision.cli.audit import audit
+    from dpvision.cli.evidence import evidence
     from dpvision.cli.release import release
     from dpvision.cli.train import board, train
 
@@ -37,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.delenv("DPVISION_TEST_KEY", raising=False)
         train("digits", epsilon=3.0, steps=20, canaries=100, examples=3, out=place / "runs" / "first")
         audit(place / "runs" / "first", runs=200)
+        evidence(place / "runs" / "first")
         patch.setenv("DPVISION_HOME", str(place / "home of the release"))
         release("digits", epsilon=3.0, encoder="pixels", rows=200, out=place / "released")
     shutil.copytree(place / "runs" / "first", place / "runs" / "second <b> & last?#")
@@ -44,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(params=["runs/first/report.html", "released/report.html", "board.html"])
+@pytest.fixture(params=["runs/first/report.html", "runs/first/evidence.html", "released/report.html", "board.html"])
 def page(folder: Path, request: pytest.FixtureRequest) -> Path:
     return folder / str(request.param)
 
@@ -60,8 +62,8 @@ def test_on_every_screen(driver: Any, page: Path, tmp_path: Path) -> None:
             "!(e.getAttribute('alt') || e.getAttribute('aria-label') || '').trim()).length"
         )
         assert not silent, at
-        found = _axe(driver) if (size, dark) in LOOKED_AT else []
-        grave = [f for f in found if f["impact"] in ("serious", "critical")]
+        result = _axe(driver) if (size, dark) in LOOKED_AT else []
+        grave = [f for f in result if f["impact"] in ("serious", "critical")]
         assert not grave, (at, [(f["id"], n["html"][:200], n["failureSummary"]) for f in grave for n in f["nodes"][:3]])
         shot = tmp_path / "shot.png"
         shot.write_bytes(picture(driver, size))

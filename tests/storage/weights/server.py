@@ -1,4 +1,4 @@
-"""A server of one file on 127.0.0.1 that misbehaves as it is told, and counts what is asked of it."""
+"""A server of one file on 127.0.0.1 that misbehaves on demand and counts requests."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._facts()
         if not manners.no_length:
             self.send_header("Content-Length", str(manners.announce or len(data) - start))
+        self.send_header("Connection", "close")  # or a client may ask again on a connection that is about to end
         self.end_headers()
-        self.close_connection = True
         if not body:
             return
         self.end.wait(manners.stall)

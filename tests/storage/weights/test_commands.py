@@ -43,7 +43,7 @@ def test_the_examples_run(
     address: str, small: None, own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run(EXAMPLES["weights where"][0], monkeypatch) == 2
-    assert "Fix: `dpvision weights get dinov2-vits14`" in capsys.readouterr().err
+    assert "Fix: run `dpvision weights get dinov2-vits14`" in capsys.readouterr().err
     assert _run(EXAMPLES["weights get"][0], monkeypatch) == 0
     text = capsys.readouterr().out
     path = own_home / "weights" / "dinov2-vits14.safetensors"
@@ -65,9 +65,9 @@ def test_the_list_is_honest_about_digests(
         assert (f"pinned {entry.sha256[:8]}" if entry.sha256 else "unknown until the first get") in rows[name]
         assert entry.trained_on in text
     assert call(["weights", "list", "--json"], monkeypatch) == 0
-    found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert found.keys() == registry.NETWORKS.keys() and not any(entry["here"] for entry in found.values())
-    assert found["dinov2-vits14"]["revision"] == registry.NETWORKS["dinov2-vits14"].revision
+    output = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert output.keys() == registry.NETWORKS.keys() and not any(entry["here"] for entry in output.values())
+    assert output["dinov2-vits14"]["revision"] == registry.NETWORKS["dinov2-vits14"].revision
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_without_the_weights_the_message_is_the_one_command(
     monkeypatch.chdir(tmp_path)
     for words in ([*RELEASE, "--dry-run"], [*RELEASE, "--weights", tiny], [*TRAIN, "--pretrained", tiny]):
         assert call(words, monkeypatch) == 2
-        assert "Fix: `dpvision weights get vit-tiny`" in capsys.readouterr().err
+        assert "Fix: run `dpvision weights get vit-tiny`" in capsys.readouterr().err
 
 
 def test_a_release_finds_them_by_name_and_its_card_names_licence_and_origin(
@@ -233,7 +233,7 @@ def test_weights_that_were_changed_on_the_disk_are_refused(
     find(tiny).write_bytes(_published(6))
     for words in (RELEASE, [*TRAIN, "--pretrained", tiny]):
         assert call([*words, "--out", "made"], monkeypatch) == 3
-        assert "is not the file that was checked" in capsys.readouterr().err
+        assert "is not the file that was verified" in capsys.readouterr().err
     assert not Path("made").exists()
 
 

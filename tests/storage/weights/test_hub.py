@@ -84,5 +84,5 @@ def test_a_pickle_is_refused(address: str, manners: Manners, own_home: Path) -> 
 def test_a_missing_file_is_a_clear_error(address: str, manners: Manners) -> None:
     manners.redirect = "/elsewhere/nothing"
     manners.status = [404] * 20
-    with pytest.raises(DataError, match=r"huggingface_hub could not download it .*the same command continues"):
+    with pytest.raises(DataError, match=r"huggingface_hub could not download it .*the same command resumes"):
         store.get("timm:net")

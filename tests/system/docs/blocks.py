@@ -62,8 +62,8 @@ def blocks(page: str) -> Iterator[Block]:
             text = "\n".join(x.removeprefix("    ") for x in lines[first : at + 1])
             yield Block(page, first + 1, "python" if _is_python(text) else "indented", text, reason)
             reason = None
-        elif said := NOT_RUN.match(line):
-            reason = said[1]
+        elif match := NOT_RUN.match(line):
+            reason = match[1]
         elif line.strip():
             reason = None
         at += 1
@@ -76,11 +76,11 @@ def commands(page: str) -> Iterator[tuple[str, list[str], bool]]:
     """
     for block in blocks(page):
         for line in block.lines if block.kind != "python" else ():
-            if found := COMMAND.match(line):
-                yield str(block), words(found[1]), "..." not in line
+            if match := COMMAND.match(line):
+                yield str(block), words(match[1]), "..." not in line
     for number, line in enumerate((ROOT / page).read_text(encoding="utf-8").splitlines(), 1):
-        for found in INLINE.finditer(line):
-            yield f"{page}:{number}", words(found[1]), False
+        for match in INLINE.finditer(line):
+            yield f"{page}:{number}", words(match[1]), False
 
 
 def words(line: str) -> list[str]:

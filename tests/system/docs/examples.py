@@ -34,8 +34,8 @@ def _walk(app: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 def _in(text: str) -> list[str]:
     """What stands in backticks in the paragraph that begins with "Example:"."""
-    found = re.search(r"^Example: (.*?)(\n\n|\Z)", text, flags=re.M | re.S)
-    return [" ".join(line.split()) for line in re.findall(r"`(dpvision [^`]+)`", found[1])] if found else []
+    match = re.search(r"^Example: (.*?)(\n\n|\Z)", text, flags=re.M | re.S)
+    return [" ".join(line.split()) for line in re.findall(r"`(dpvision [^`]+)`", match[1])] if match else []
 
 
 def words_of(example: str, smaller: Mapping[str, str]) -> list[str]:

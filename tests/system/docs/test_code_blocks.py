@@ -37,21 +37,21 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
 
 
 def run(line: str, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command, in this process: with the exit code that is told behind it, or 0."""
+    """A command, in this process: with the exit code in the comment after it, or 0."""
     typed = words(line)
     if not typed:
         return
     assert typed[0] == "dpvision", f"{block}: {line!r} is no command of ours. Fix: mark the block as not run."
     if typed[1] == "audit":
         typed += ["--confidence", "0.999999"]  # by default a true claim is refuted once in twenty audits
-    told = re.search(r"#.*exit code (\d+)", line)
+    match = re.search(r"#.*exit code (\d+)", line)
     monkeypatch.setattr(sys, "argv", typed)
     try:
         main()
         code: Any = 0
     except SystemExit as end:
         code = end.code or 0
-    assert code == (int(told[1]) if told else 0), f"{block}: {line}"
+    assert code == (int(match[1]) if match else 0), f"{block}: {line}"
 
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:

@@ -44,15 +44,15 @@ def test_every_command_can_be_given(page: str) -> None:
 
 def test_torchrun_understands_every_command_and_leaves_every_option_of_ours() -> None:
     """Without `--`, torchrun takes `--n` for one of its own options, and refuses it."""
-    found = 0
+    result = 0
     for page in PAGES:
         for line in (line for block in blocks.blocks(page) for line in block.lines if "torchrun " in line):
             launch, _, ours = line.partition(" -- ")
             parsed = get_args_parser().parse_args([*blocks.words(launch)[1:], "--", *blocks.words(ours), "--n", "60"])
             assert parsed.module and parsed.training_script == "dpvision", f"{page}: {line}"
             assert parsed.training_script_args == [*blocks.words(ours), "--n", "60"], f"{page}: {line}"
-            found += 1
-    assert found >= 2
+            result += 1
+    assert result >= 2
 
 
 def test_every_option_that_is_named_exists() -> None:

@@ -33,7 +33,7 @@ def test_the_whole_afternoon(
     # By default a true claim is refuted once in twenty audits.
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--out", str(tmp_path / "lesions"), "--confidence", "0.999999"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
-    told = capsys.readouterr().out
-    assert "unit         person; n = 577 persons" in told and "not refuted" in told
-    assert "epsilon of a person: at most 3.00" in told
+    output = capsys.readouterr().out
+    assert "unit         person; n = 577 persons" in output and "not refuted" in output
+    assert "epsilon of a person: at most 3.00" in output
     assert (tmp_path / "lesions/guesses.csv").read_text().count("\n") == 361

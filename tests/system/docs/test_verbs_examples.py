@@ -16,7 +16,7 @@ from PIL import Image
 from tests.system.docs.examples import call, examples, words_of
 from tests.system.runs.commands import write_data
 
-# What examples are given beside what they say, so that all of them take seconds.
+# Options that examples get in addition to their own, so that all of them take seconds.
 SMALLER: dict[str, dict[str, str]] = {
     "audit": {"--runs": "200", "--confidence": "0.999999"},  # by default a true claim is refuted once in twenty audits
     "data split": {"--public": "100"},
@@ -91,6 +91,6 @@ def test_all_of_them_run(world: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
             )
             words = words_of(example, SMALLER.get(of, {}))
             code = call(words, monkeypatch)
-            told = capsys.readouterr().err
-            failed += [f"{example}\nran as: dpvision {' '.join(words)}\nended with {code}: {told}"] if code else []
+            output = capsys.readouterr().err
+            failed += [f"{example}\nran as: dpvision {' '.join(words)}\nended with {code}: {output}"] if code else []
     assert not failed, "\n".join(failed)

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from tests.data.hostile_case import MARKER, pickle_payload
-from tests.fork_server import ESCAPED, ForkServer, opened, said
+from tests.fork_server import ESCAPED, ForkServer, opened, read_output
 from tests.system.fuzz import corpus
 from tests.system.fuzz.command_lines import command_line, cut_short, verbs
 from tests.system.fuzz.mutations import digest_of_folder, hostile_copy
@@ -99,17 +99,17 @@ class Campaign:
             shutil.copytree(self.corpus / "home", home)
         words = command_line(rng, verb, self._verbs[verb], corpus=self.corpus, arena=arena)
         code, _, err, opened = self._child(*words, home=home, arena=arena, cwd=arena)
-        told = f"dpvision {' '.join(words)!r} ({changed or 'a sound corpus'}) ended with {code}: {err}"
+        result = f"dpvision {' '.join(words)!r} ({changed or 'a sound corpus'}) ended with {code}: {err}"
         if code == -signal.SIGXCPU:
-            assert cut_short(verb, words) or any(LONG.search(word) for word in words), told
+            assert cut_short(verb, words) or any(LONG.search(word) for word in words), result
             self.counts["still at work"] += 1
         elif code == -signal.SIGABRT and changed is None and "memory allocation of" in err:
             # A sound command within the campaign's memory: safetensors ends the process where it gets none (KNOWN_LIMITS).
             self.counts["out of memory"] += 1
         else:
-            assert code in OUR_CODES, told
-            assert code == 0 or verb == "check" or err.count("dpvision: ") == 1, told
-            assert "Traceback (most recent call last)" not in err, told
+            assert code in OUR_CODES, result
+            assert code == 0 or verb == "check" or err.count("dpvision: ") == 1, result
+            assert "Traceback (most recent call last)" not in err, result
             self.counts[f"ended with {code}"] += 1
             self.counts[ON_A_FILE] += str(changed) in opened
             self.finished[verb] += code == 0
@@ -144,7 +144,7 @@ class Campaign:
             os.kill(job.pid, signal.SIGKILL)
             self.server.ended(job, within=60)
             raise AssertionError(f"{words}: waits for ever")
-        out, err = said(job)
+        out, err = read_output(job)
         assert code != ESCAPED, f"{words}: {err}"
         seen = opened(job) if code >= 0 else set()
         shutil.rmtree(job.place)

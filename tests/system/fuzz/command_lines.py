@@ -106,8 +106,8 @@ def _walk(app: Any, path: tuple[str, ...]) -> Iterator[tuple[str, list[Option]]]
         below = app[name]
         yield from _walk(below, (*path, name))
         if below.default_command is not None:
-            found = below.assemble_argument_collection()
-            yield " ".join((*path, name)), [_option(argument) for argument in found]
+            result = below.assemble_argument_collection()
+            yield " ".join((*path, name)), [_option(argument) for argument in result]
 
 
 def _option(argument: Any) -> Option:
@@ -145,7 +145,7 @@ def command_line(rng: Random, verb: str, options: list[Option], *, corpus: Path,
 
 
 def cut_short(verb: str, words: list[str]) -> bool:
-    """Whether what keeps the work small was taken off, or is said twice."""
+    """Whether what keeps the work small was removed, or is given twice."""
     small = SMALL.get(verb, ())
     return any(words.count(word) != 1 for word in small if word.startswith("--"))
 

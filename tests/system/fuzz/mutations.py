@@ -238,9 +238,9 @@ def sound_copy(source: Path, target: Path) -> list[Path]:
 
 def digest_of_folder(folder: Path) -> str:
     """Names, kinds and contents of all that is below."""
-    found = hashlib.blake2b()
+    digest = hashlib.blake2b()
     for path in sorted(folder.rglob("*")):
-        found.update(f"{path.relative_to(folder)} {path.lstat().st_mode}".encode())
+        digest.update(f"{path.relative_to(folder)} {path.lstat().st_mode}".encode())
         if path.is_file() and not path.is_symlink():
-            found.update(path.read_bytes())
-    return found.hexdigest()
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -206,10 +206,10 @@ def _model(place: Path, corpus: Path) -> None:
 def _pretrained(place: Path, corpus: Path) -> None:
     from dpvision import data
     from dpvision.models import build, load_public
-    from dpvision.private.training.public_inputs import read_pretrained as said
+    from dpvision.private.training.public_inputs import read_pretrained
 
     path = place / "weights.safetensors"
-    said(path, data.load("digits"), unit="image")  # none of which taught it
+    read_pretrained(path, data.load("digits"), unit="image")  # which it was not trained on
     name, shape = ("wrn-10-1", (3, 8, 8)) if place.name == "prior" else ("linear", (1, 8, 8))
     load_public(build(name, shape, classes=4, seed=0), path)
 
@@ -291,11 +291,11 @@ def _warming(place: Path, corpus: Path) -> None:
     from dpvision.public.batches import Source
     from dpvision.public.warmup import WarmUp, WarmUpSettings
 
-    found = data.load(str(corpus / "data.npz"))
-    train = found.train
-    source = Source(found.name, train.images, train.labels, data.identify(train)[1], train.persons)
+    loaded = data.load(str(corpus / "data.npz"))
+    train = loaded.train
+    source = Source(loaded.name, train.images, train.labels, data.identify(train)[1], train.persons)
     settings = WarmUpSettings(model="linear", batch=4, steps=2, augment=())
-    trainer.resume(WarmUp(settings, [source], classes=found.classes), place, steps=2)
+    trainer.resume(WarmUp(settings, [source], classes=loaded.classes), place, steps=2)
 
 
 def _drawing(place: Path, corpus: Path) -> None:

@@ -1,7 +1,7 @@
 """Hostile files and command lines: only errors of ours come out, no code runs, nothing is written elsewhere.
 
 DPVISION_FUZZ is how many inputs there are in all: 400 by default, 10,000 by `make fuzz`. A file is an input if a reader
-refused it or opened what is hostile in it; a command line always is. What fails stays on the disk (Campaign.attempt).
+refused it or opened what is hostile in it; a command line always is. What fails stays on disk (Campaign.attempt).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_something_else_under_every_name(campaign: Campaign) -> None:
 
 
 def _all(campaign: Campaign, what: str, inputs: int, capsys: pytest.CaptureFixture[str]) -> int:
-    """Try as many as are asked for; how many there were. Faults are told together, at the end or when there are many."""
+    """Try the requested number, and return how many there were. Faults are reported together, at the end or when there are many."""
     campaign.counts.clear()
     seeds, count, faults = Random(FIRST), 0, list[str]()
     while count < inputs and len(faults) < MAX_FAULTS:
@@ -63,9 +63,9 @@ def _all(campaign: Campaign, what: str, inputs: int, capsys: pytest.CaptureFixtu
             faults.append(str(exc))
         count = sum(n for name, n in campaign.counts.items() if name not in (UNSEEN, ON_A_FILE))
         if count // 250 > before // 250 or count >= inputs:
-            told = ", ".join(f"{n:,} {name}" for name, n in sorted(campaign.counts.items()))
+            result = ", ".join(f"{n:,} {name}" for name, n in sorted(campaign.counts.items()))
             with capsys.disabled():
-                print(f"\n{count:,} hostile inputs to {what}: {told}; {len(faults)} faults", end="", flush=True)
+                print(f"\n{count:,} hostile inputs to {what}: {result}; {len(faults)} faults", end="", flush=True)
     campaign.require_untouched()  # nothing was run, and nothing written elsewhere
     assert not faults, "\n\n".join(faults)
     return count

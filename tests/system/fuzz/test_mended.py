@@ -117,9 +117,9 @@ def test_forged_lines_of_a_ledger_are_refused_by_name(field: str, value: object,
 @pytest.mark.parametrize("text", ["epsilon = " + "9" * 400, "n = " + "9" * 5000, "steps = " + "9" * 30])
 def test_numbers_without_end_in_settings(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(text)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         merge(Config(), read_toml(tmp_path / "x.toml"), source="x.toml")
-    assert len(str(told.value)) < 400
+    assert len(str(error.value)) < 400
 
 
 def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_a_run_that_does_not_say_what_it_was_trained_on(campaign: Campaign, tmp_
 
 def test_names_that_are_no_text_are_told_all_the_same(campaign: Campaign, tmp_path: Path) -> None:
     out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.toml"))
-    code, said, err = campaign.server.run("recipes", "copy", "default", "--out", out, home=tmp_path / "home")
-    assert code == 0 and out.exists() and "\\udcff" in said, err
+    code, output, err = campaign.server.run("recipes", "copy", "default", "--out", out, home=tmp_path / "home")
+    assert code == 0 and out.exists() and "\\udcff" in output, err
 
 
 def test_more_memory_than_there_is(campaign: Campaign, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_sound_file_is_read_as_before(tmp_path: Path) -> None:
 
 
 def test_a_folder_where_a_file_is_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused before anything is written, beside it too."""
+    """Refused before anything is written, also next to it."""
     (tmp_path / "report.html").mkdir()
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
     with pytest.raises(DataError, match=r"report\.html: cannot be written, because a folder has this name"):
@@ -257,22 +257,22 @@ def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
     run = run_folder.Run(tmp_path)
     for line in ('{"step": 1e400, "epsilon": 1}', '{"step": true, "epsilon": 1}', '{"step": 1, "epsilon": NaN}'):
         run.metrics.write_text(line + "\n")
-        with pytest.raises(DataError, match="line 1 has no step or no epsilon"):
+        with pytest.raises(DataError, match="line 1 has no valid step or epsilon"):
             evaluation.read_metrics(run)
     run.metrics.write_text(f'{{"step": 1, "epsilon": {10**400}, "test_accuracy_ema": {10**400}}}\n')
     assert evaluation.read_metrics(run) == [evaluation.Point(1, float("inf"), None, None)]
 
 
 def test_a_header_with_a_shape_beyond_all_numbers(tmp_path: Path) -> None:
-    said = {"format": "dpvision-weights-1", "model": "linear", "shape": "[1e400, 8, 8]", "classes": '["a", "b"]'}
-    (tmp_path / "w.safetensors").write_bytes(safetensors.dump({}, said))
+    results = {"format": "dpvision-weights-1", "model": "linear", "shape": "[1e400, 8, 8]", "classes": '["a", "b"]'}
+    (tmp_path / "w.safetensors").write_bytes(safetensors.dump({}, results))
     with pytest.raises(DataError, match="does not describe a model"):
         model.load_model(tmp_path / "w.safetensors")
 
 
 def test_names_that_would_order_a_terminal_about() -> None:
-    told = model._line("\x1b[2J\x1b]0;owned\x07", "=1+1", "-2", "caf\u00e9")
-    assert "\x1b" not in told and "\x07" not in told and told.endswith("'=1+1,'-2,caf\u00e9\n")
+    result = model._line("\x1b[2J\x1b]0;owned\x07", "=1+1", "-2", "caf\u00e9")
+    assert "\x1b" not in result and "\x07" not in result and result.endswith("'=1+1,'-2,caf\u00e9\n")
 
 
 def test_persons_of_whom_nobody_knows() -> None:

@@ -1,7 +1,7 @@
 """kill -9 at random instants, then the same command again, until it comes to its end: what must hold after each kill.
 
 nothing lost             the end has the same bits as if nobody had disturbed it, by no more than the same command
-nothing under-counted    noise is on the disk only where its charge is in the ledger, and it is charged once, in full
+nothing under-counted    noise is on disk only where its charge is in the ledger, and it is charged once, in full
 nothing half written     what has its name is whole: tables and headers can be read after every kill
 nothing left over        of a key that noise was drawn from, no copy is left at the end
 a clear message          a command that refuses to go on says that its work is done, and it is
@@ -26,10 +26,10 @@ from safetensors.numpy import load
 from dpvision.core.account import Account
 from dpvision.core.ledger import Ledger
 from dpvision.storage import safetensors
-from tests.fork_server import ForkServer, Job, changes, said
+from tests.fork_server import ForkServer, Job, changes, read_output
 from tests.system.kills.verbs import KEY, Verb, World
 
-DONE = ("is there. Fix", "is finished. Fix", "exists already. Fix", "is there already. Fix")
+DONE = ("already exists. Fix", "is finished. Fix")
 SECONDS = 300.0  # for one child, on a machine that does other things
 
 
@@ -100,7 +100,7 @@ def _one_life(
             _remember(world, keys, rows)
         if code == 0:
             break
-        out, err = said(job)
+        out, err = read_output(job)
         if code in (2, 3) and verb.files(world) and all(path.exists() for path in verb.files(world)):
             assert any(words in err for words in DONE), err
             break
@@ -109,11 +109,11 @@ def _one_life(
     result = verb.result(world)
     assert (key is None and verb.private) or result == whole.result, f"{verb.name}: the end has other bits"
     if verb.private:
-        found = account(world.home)
-        (charge,) = found.charges
+        actual = account(world.home)
+        (charge,) = actual.charges
         assert charge.private == (key is None)
-        told = json.loads((world.out / "card.json").read_text())["guarantee"]["epsilon"]
-        assert told is None if key else 0 < told <= found.spent(), f"{verb.name}: tells {told}, more than was charged"
+        card = json.loads((world.out / "card.json").read_text())["guarantee"]["epsilon"]
+        assert card is None if key else 0 < card <= actual.spent(), f"{verb.name}: tells {card}, more than was charged"
         _no_copy_of_the_key(verb, world, keys)
         assert verb.trains or not rows - {result["rows-00000.safetensors"]}, "two different noises were drawn"
 
@@ -138,7 +138,7 @@ def account(home: Path) -> Account:
 
 
 def _noise_drawn(world: World) -> bool:
-    """Whether anything on the disk was made with noise."""
+    """Whether anything on disk was made with noise."""
     made = world.out.parent
     if any(made.rglob("rows-*.safetensors")) or any(made.rglob("moments.safetensors")) or any(made.rglob("card.json")):
         return True

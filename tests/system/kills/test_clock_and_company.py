@@ -37,13 +37,13 @@ def test_the_ledger_does_not_depend_on_the_clock(server: ForkServer, world: Worl
         assert code == 0, err
         for path in (world.home / "ledgers").iterdir():
             os.utime(path, (0, 0))  # nor on what the file system says
-    found = account(world.home)
-    years = [charge.time[:4] for charge in found.charges]
-    assert len(found.charges) == 3 and years[1] < years[0] < years[2], "the clock was really shifted"
-    (event,) = {charge.event for charge in found.charges}
-    assert found.spent() == accountant.epsilon(adaptive.compose((event,) * 3, 1e-5), 1e-5)
+    result = account(world.home)
+    years = [charge.time[:4] for charge in result.charges]
+    assert len(result.charges) == 3 and years[1] < years[0] < years[2], "the clock was really shifted"
+    (event,) = {charge.event for charge in result.charges}
+    assert result.spent() == accountant.epsilon(adaptive.compose((event,) * 3, 1e-5), 1e-5)
     code, out, _ = server.run("ledger", world.data, home=world.home)
-    assert code == 0 and f"epsilon {upper(found.spent())}" in out
+    assert code == 0 and f"epsilon {upper(result.spent())}" in out
 
 
 def test_a_run_goes_on_after_the_clock_went_back(server: ForkServer, world: World, undisturbed: Undisturbed) -> None:
@@ -65,8 +65,8 @@ def test_two_runs_on_one_data_set_at_once(budget: float, codes: list[int], serve
     jobs = [server.start(*_train(world, name, "--budget", budget), home=world.home) for name in ("one", "other")]
     ended = [server.wait(job) for job in jobs]
     assert sorted(code for code, _, _ in ended) == codes, ended
-    found = account(world.home)
-    assert len(found.charges) == codes.count(0) and found.spent() <= budget
+    result = account(world.home)
+    assert len(result.charges) == codes.count(0) and result.spent() <= budget
     for (code, _, err), name in zip(ended, ("one", "other"), strict=True):
         assert (code == 4) == ("Nothing was charged" in err)
         assert (code == 0) == world.out.with_name(name).joinpath("weights.safetensors").exists()

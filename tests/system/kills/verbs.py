@@ -130,7 +130,7 @@ def _weights(world: World) -> list[Path]:
 
 
 def _attacked(world: World) -> list[Path]:
-    """What an audit leaves as it is: its own coins are new each time."""
+    """What an audit leaves as it is: its own draws are new each time."""
     top = [world.out / name for name in ("weights.safetensors", "config.toml", "metrics.jsonl", "ledger.jsonl")]
     return [*top, *(world.out / "operator" / name for name in ("run.json", "state.safetensors", "canaries.json"))]
 

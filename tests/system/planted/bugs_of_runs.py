@@ -52,6 +52,13 @@ BUGS_OF_RUNS = (
         by="fetched, units apart: training",
     ),
     _bug(
+        41, "a person with many images passed on in pieces", "microbatches as units: tensorflow/privacy #620 (analogue)",
+        (STEPS, "rows, counts = np.concatenate(parts), [len(p) for p in parts]",
+         "rows = np.concatenate(parts)\n            "
+         "counts = [min(64, len(p) - start) for p in parts for start in range(0, len(p), 64)]"),
+        by="fetched",
+    ),
+    _bug(
         42, "assistance computed from private images", "public-assisted training without public data",
         (ASSISTANT, "public = prepared.public.images", "public = prepared.data.train"),
         by="replay whole runs, units apart: training",
@@ -97,6 +104,16 @@ BUGS_OF_RUNS = (
         44, "the rank of a release by the true number of images", "Synthcity; arXiv 2602.17454 (analogue)",
         ("dpvision.settings.release", "        n = self.n or (", "        true = n\n        n = self.n or ("),
         ("dpvision.settings.release", "max(MIN_RANK, n // 4)", "max(MIN_RANK, true // 4)"), by="declared",
+    ),
+    _bug(
+        44, "a covariance of lda by the true number of rows", "Synthcity; arXiv 2602.17454 (analogue)",
+        ("dpvision.private.statistics.head_run", "enough = config.n * config.epsilon >",
+         "enough = len(self.data.train) * config.epsilon >"), by="declared",
+    ),
+    _bug(
+        45, "features named by the first 4,096 rows", "digests of a sample instead of the whole",
+        ("dpvision.models.inputs", "for start in range(0, len(self._features), 1024):",
+         "for start in range(0, min(len(self._features), 4096), 1024):"), by="branches",
     ),
     _bug(
         45, "kept features named without the records", "NeuroMixGDP and Handcrafted-DP keep files without the data's name",
@@ -151,6 +168,12 @@ BUGS_OF_RUNS = (
     _bug(
         47, "a changed learning rate goes on with the same noise", "noise reused after a resume or a fork",
         (CONFIG, "lr: float = setting(4.0,", 'lr: float = setting(4.0, names_branch="never",'), by="branches",
+    ),
+    _bug(
+        47, "a state that nobody signed goes on with the same noise", "a check that passes what it does not find, CWE-347",
+        ("dpvision.private.training.state", 'if key is not None and header.get("signature") != key.sign(header["digest"]):',
+         'if key is not None and header.get("signature") not in (None, key.sign(header["digest"])):'),
+        by="resume",
     ),
     _bug(
         48, "rows of a release drawn at a rate by the true number of images", "opacus #571, #819 (analogue)",

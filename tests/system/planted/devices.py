@@ -93,17 +93,17 @@ def _public(kind: str, size: int) -> Public:
 
 def sums(_seed: int) -> list[str]:
     """With late copies, and with TF32 wherever torch's flags allow it."""
-    found = []
+    results = []
     for name, near in _networks().items():
         views = [2, 1, 3, 2, 2] if name == "small" else [1, 1]
         for kind in ("plain", "shaped", "perturbed") if name == "small" else ("plain",):
             with standin.asked(late=1, tf32=1):
-                found += [f"{name}, {kind}: {what}" for what in _sum(near, kind, views)]
-    return found
+                results += [f"{name}, {kind}: {what}" for what in _sum(near, kind, views)]
+    return results
 
 
 def _sum(near: nn.Module, kind: str, views: list[int]) -> list[str]:
-    found, figures = [], ([], [])
+    results, figures = [], ([], [])
     views = [2] * len(views) if kind == "perturbed" else views
     images, targets = _batch(sum(views))
     far = _moved(near)
@@ -117,24 +117,24 @@ def _sum(near: nn.Module, kind: str, views: list[int]) -> list[str]:
     used = torch.standin.memory_allocated(0)
     got = there(images, targets, views, public)
     if got.device != FAR or torch.standin.max_memory_allocated(0) > used:
-        found.append("it is not computed on the device that was asked for")
+        results.append("it is not computed on the device that was asked for")
     if not _close(got, expected):
-        found.append("the clipped sum is not that of the CPU")
+        results.append("the clipped sum is not that of the CPU")
     if not all(_close(a, b) for a, b in zip(*map(_sorted, figures), strict=True)):
-        found.append("the losses or norms are not those of the CPU")
+        results.append("the losses or norms are not those of the CPU")
     split, at = 2, sum(views[:2])
     parts = [
         there(images[:at], targets[:at], views[:split], public),
         there(images[at:], targets[at:], views[split:], public),
     ]
     if not torch.equal(parts[0] + parts[1], got):
-        found.append("the sum of two parts has other bits than the whole")
+        results.append("the sum of two parts has other bits than the whole")
     for unit in range(len(views)):
         first = sum(views[:unit])
         rows = slice(first, first + views[unit])
         if float(there(images[rows], targets[rows], views[unit : unit + 1], public).norm()) > 0.5 * (1 + CLOSE):
-            found.append("a contribution exceeds the bound")
-    return found
+            results.append("a contribution exceeds the bound")
+    return results
 
 
 def _watching(seen: list[tuple[Tensor, Tensor]]) -> Callable[[Tensor, Tensor, float], None]:
@@ -164,7 +164,7 @@ def apart(seed: int) -> list[str]:
     What it adds is what it is alone, but for the host's own kernels: some of them round the last bit by place, for which
     a certificate would refuse this device.
     """
-    engine, found = ClippedSum(_networks()["small"].to(FAR), _losses, clip=100.0, physical=4), []
+    engine, results = ClippedSum(_networks()["small"].to(FAR), _losses, clip=100.0, physical=4), []
     with standin.asked(by_size=1e-3):
         for case in range(4 * seed, 4 * seed + 4):
             rng = torch.Generator().manual_seed(case)
@@ -177,8 +177,8 @@ def apart(seed: int) -> list[str]:
                 engine(images[others], targets[others], views[1:]),
             )
             if not _close(whole - without, alone):
-                found.append("one unit more moves the contributions of others")
-    return found
+                results.append("one unit more moves the contributions of others")
+    return results
 
 
 @contextmanager
@@ -204,7 +204,7 @@ def _prepared(files: dict[str, Path], device: str, **settings: Any) -> train.Pre
 
 
 def names(_seed: int) -> list[str]:
-    found = []
+    results = []
     with _files() as files:
 
         def name(device: str = "standin", **settings: Any) -> str:
@@ -219,28 +219,28 @@ def names(_seed: int) -> list[str]:
         with standin.asked(bits=9):
             others["a card that rounds to 9 bits"] = name()
             if name_computation(FAR) == described:
-                found.append("a card that rounds to 9 bits is described as the usual one")
+                results.append("a card that rounds to 9 bits is described as the usual one")
         with standin.asked(bits=9), mock.patch.object(module, "options", SimpleNamespace(describe=lambda _: card)):
             others["a card whose bits nothing describes"] = name()
         with mock.patch.dict(os.environ, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}):
             others["another workspace of cuBLAS"] = name()
-        found += [
+        results += [
             f"{what} has the name, and so the noise, of the usual one" for what in others if others[what] == usual
         ]
         with standin.asked(limit=8 << 20):
             before = passes()
             full = torch.empty(6 << 20, dtype=torch.uint8, device="standin:0")
             if passes() != before:
-                found.append("memory that something else uses changes the name")
+                results.append("memory that something else uses changes the name")
             del full
         if name("standin:1") != usual or name("cpu", batch=40) != others["the CPU"]:
-            found.append("a card's number, or a pass on the CPU, changes the name")
-    return found
+            results.append("a card's number, or a pass on the CPU, changes the name")
+    return results
 
 
 def runs(_seed: int) -> list[str]:
     """Two steps of each kind, under one name and key, hence with the same noise."""
-    found = []
+    results = []
     with _files() as files, mock.patch.object(prepare, "software", lambda *_, **__: "any device"):
         for kind, settings in KINDS.items():
             weights = []
@@ -251,17 +251,17 @@ def runs(_seed: int) -> list[str]:
                 tensors = load_file(done.run.weights)
                 weights.append(torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double())
             if not torch.allclose(weights[1], weights[0], rtol=CLOSE, atol=CLOSE):
-                found.append(f"{kind}: the released weights are not those of the CPU")
-    return found
+                results.append(f"{kind}: the released weights are not those of the CPU")
+    return results
 
 
 def tried(_seed: int) -> list[str]:
-    found = []
+    results = []
     for options in ({"bits64": 40}, {"no_float64": 1}):
         with standin.asked(**options):
             try:
                 find_device("standin")
-                found.append(f"a device with {options} is used")
+                results.append(f"a device with {options} is used")
             except ConfigError:
                 pass
     with _files() as files:
@@ -276,13 +276,13 @@ def tried(_seed: int) -> list[str]:
             try:
                 with standin.asked(**options):
                     train.begin(prepared, files["folder"] / "run", test_key="devices")
-                found.append(f"a device with {options} trains")
+                results.append(f"a device with {options} trains")
             except refusal:
                 pass
             ledger = ledger_of(prepared.fingerprint)
             if ledger.exists() and ledger.account().charges:
-                found.append(f"a device with {options} is charged for")
-    return found
+                results.append(f"a device with {options} is charged for")
+    return results
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,12 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         return {"alarms": {"import": [f"{type(error).__name__}: {error}"]}, "seconds": time.process_time() - start}
     names = tuple(question.get("checks") or CHECKS)
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for seed in question.get("seeds") or [0]:
-        found.update(alarms(names, seed=seed, first=bool(question.get("first"))))
-        if found and question.get("first"):
+        results.update(alarms(names, seed=seed, first=bool(question.get("first"))))
+        if results and question.get("first"):
             break
-    return {"alarms": found, "seconds": time.process_time() - start}
+    return {"alarms": results, "seconds": time.process_time() - start}
 
 
 def _serve() -> None:

@@ -51,10 +51,10 @@ class _Finder(MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         mine = [edit for edit in self._edits if edit.module == name]
-        found = PathFinder.find_spec(name, path) if mine else None
-        if found is not None and found.origin is not None:
-            found.loader = _Edited(name, found.origin, mine)
-        return found
+        result = PathFinder.find_spec(name, path) if mine else None
+        if result is not None and result.origin is not None:
+            result.loader = _Edited(name, result.origin, mine)
+        return result
 
 
 def plant(edits: Sequence[Edit]) -> None:

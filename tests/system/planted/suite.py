@@ -22,6 +22,7 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -32,6 +33,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpvision.audit import bounds
@@ -43,7 +45,7 @@ from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Preparation, Rows
 from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled
-from dpvision.errors import BudgetSpent, UnsafeLayer
+from dpvision.errors import BudgetSpent, DataError, UnsafeLayer
 from dpvision.private.engine import ClippedSum, refuse_unsafe
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures, RandomWeights
 from dpvision.private.training import train
@@ -54,6 +56,7 @@ from dpvision.private.training.ranks import Team
 from dpvision.settings import calibrate, quick
 from dpvision.settings.release import hierarchical
 from dpvision.settings.training import Config
+from dpvision.storage import safetensors
 from tests.core import accountant_checks, noise_checks, sampler_checks
 from tests.private.engine.oracle import verify
 from tests.system.planted import whole
@@ -81,9 +84,9 @@ def _replay(names: tuple[str, ...], seed: int) -> list[str]:
     for name in names:
         mechanism = MECHANISMS[name]
         for pair in _telling(mechanism, seed):
-            *_, found = replay_pairs(mechanism, [pair])
-            if found:
-                return [f"{name}: {found[0]}"]
+            *_, result = replay_pairs(mechanism, [pair])
+            if result:
+                return [f"{name}: {result[0]}"]
     return []
 
 
@@ -169,19 +172,19 @@ def _noise(seed: int) -> list[str]:
 
     scale, grid = noise.noise_scale(64, sensitivity=0.5, sigma=2.0)
     rows = np.stack([released(np.zeros(64), step) for step in range(400)])
-    found = noise_checks.of_releases(rows, scale=scale)
+    result = noise_checks.of_releases(rows, scale=scale)
     large = released(np.zeros(3 * noise.BLOCK), 9_999)  # made in blocks, none of which may be like another
     if len(np.unique(large)) < 0.9 * large.size:
-        found.append("a large release has the same noise in several blocks")
-    found += noise_checks.of_draws(
+        result.append("a large release has the same noise in several blocks")
+    result += noise_checks.of_draws(
         noise.rounded_normal(key.stream("noise", step=10_000), 300_000, DEVIATION), scale=DEVIATION
     )
-    found += noise_checks.of_grid(released(np.random.default_rng(seed).normal(size=64), 3), grid=grid)
+    result += noise_checks.of_grid(released(np.random.default_rng(seed).normal(size=64), 3), grid=grid)
     if not 1.0 <= scale / (0.5 * 2.0) <= 1.01:
-        found.append("the scale is not sigma times the sensitivity, and a little more")
+        result.append("the scale is not sigma times the sensitivity, and a little more")
     if np.array_equal(released(np.zeros(9), 0, branch="a"), released(np.zeros(9), 0, branch="b")):
-        found.append("two branches have the same noise")
-    return found
+        result.append("two branches have the same noise")
+    return result
 
 
 def _sampler_of_training(seed: int) -> list[str]:
@@ -189,7 +192,7 @@ def _sampler_of_training(seed: int) -> list[str]:
 
     The data has other numbers of units than the public one: the rate must not know.
     """
-    found = []
+    results = []
     for batch, n, declared, steps, ranks in ((20, 50, 50, 200, 1), (1, 4, 4, 400, 1), (20, 40, 50, 200, 2)):
         sampler = PoissonSampler(batch, declared, steps)
         charge = charged(sampler.event(50.0))
@@ -209,34 +212,34 @@ def _sampler_of_training(seed: int) -> list[str]:
                 one.step(step, n, fetch)
         assert isinstance(charge.event, PoissonGaussian)
         if took_part.max() > 1:
-            found.append("a unit takes part twice in one step")
-        found += sampler_checks.suspicious(took_part, charge.event.rate)
-    return found
+            results.append("a unit takes part twice in one step")
+        results += sampler_checks.suspicious(took_part, charge.event.rate)
+    return results
 
 
 def _sampler_of_releases(seed: int) -> list[str]:
     n, rows, key = 60, 500, Key.for_tests(f"releases {seed}")
-    labels, found = np.arange(n) % 3, []
+    labels, results = np.arange(n) % 3, []
     for declared in (n, 80):  # a public number, which the rate follows whatever the data has
         poisson = Poisson(12.0, declared, rows)
-        found += sampler_checks.suspicious(_in_rows(poisson, labels, key), poisson.event(2.0).rate, groups=labels)
+        results += sampler_checks.suspicious(_in_rows(poisson, labels, key), poisson.event(2.0).rate, groups=labels)
     weights, few = RandomWeights(0.3, 0.5), (3, 4, 9)
     shares = [weights.shares(key.stream("weights", step=0), count, degree=12.0) for count in few]
     if any(not np.array_equal(one, shares[-1][: len(one)]) or one.max() > 1 or one.min() < 0 for one in shares):
-        found.append("a record's weight depends on how many are drawn, or is not from 0 to 1")
+        results.append("a record's weight depends on how many are drawn, or is not from 0 to 1")
     scheduled = hierarchical(rows, degree=10.0, n=n, classes=3, drawn=1.2, seed=seed)
     event, drawn = scheduled.event(2.0), _in_rows(scheduled, labels, key)
     for k in range(3):
         about = scheduled.table[:, k]
         if drawn[~about][:, labels == k].any() or about.sum() > event.rows[k]:
-            found.append("a record is in a row that its class is not charged for")
-        found += sampler_checks.suspicious(drawn[about][:, labels == k], event.rates[k])
-    return found
+            results.append("a record is in a row that its class is not charged for")
+        results += sampler_checks.suspicious(drawn[about][:, labels == k], event.rates[k])
+    return results
 
 
 def _blocks_of_releases(seed: int) -> list[str]:
     """As one-hot records under little noise show them: who is in each row, and where all are, with which weight."""
-    found, width, key = [], 12, Key.for_tests(f"blocks {seed}")
+    results, width, key = [], 12, Key.for_tests(f"blocks {seed}")
     rows = Rows.of(np.eye(width), np.arange(width) % 3, Preparation(), classes=3)
     for what, degree, weights in (("members", width / 2, None), ("weights", width, RandomWeights(1.0, 0.5))):
         mixtures = Mixtures(rows, Poisson(degree, width, 2 * BLOCK), degree=degree, weights=weights)
@@ -244,35 +247,35 @@ def _blocks_of_releases(seed: int) -> list[str]:
         blocks = mixtures.blocks(charged(event, id=mixtures.name(key, event)), key)
         one, other = (features.ravel() for features, _ in blocks)
         if abs(np.corrcoef(one, other)[0, 1]) > 6 / np.sqrt(one.size):
-            found.append(f"rows of two blocks do not have independent {what}")
-    return found
+            results.append(f"rows of two blocks do not have independent {what}")
+    return results
 
 
 def _in_rows(sampler: Poisson | Scheduled, labels: np.ndarray, key: Key) -> np.ndarray:
     """(rows, records): who is in which, a hundred rows at a time."""
-    found = np.zeros((sampler.rows, len(labels)))
+    result = np.zeros((sampler.rows, len(labels)))
     for number in range(sampler.rows // 100):
         part = range(100 * number, 100 * (number + 1))
         chosen = sampler.choose(labels, part, key.stream("coins", step=number))
-        found[100 * number + np.repeat(np.arange(100), np.diff(chosen.starts)), chosen.members] += 1
-    return found
+        result[100 * number + np.repeat(np.arange(100), np.diff(chosen.starts)), chosen.members] += 1
+    return result
 
 
 # The account
 
 
 def _accountant(_seed: int) -> list[str]:
-    found = [f"dp-accounting says {x}" for x in accountant_checks.too_low(accountant.epsilon)]
-    found += [f"the quick one says {x}" for x in accountant_checks.too_low(quick.epsilon)]
+    results = [f"dp-accounting says {x}" for x in accountant_checks.too_low(accountant.epsilon)]
+    results += [f"the quick one says {x}" for x in accountant_checks.too_low(quick.epsilon)]
     for budget, rate, steps in ((Budget(1.0, 1e-5), 1.0, 10), (Budget(3.0, 1e-5), 0.1, 40)):
         sigma = calibrate.sigma(budget, rate=rate, steps=steps)
         if accountant.epsilon(PoissonGaussian(rate, sigma, steps), budget.delta) > budget.epsilon:
-            found.append(f"sigma {sigma} exceeds {budget}")
-    return found
+            results.append(f"sigma {sigma} exceeds {budget}")
+    return results
 
 
 def _ledger(_seed: int) -> list[str]:
-    found, event, synced = [], Gaussian(3.0), []
+    results, event, synced = [], Gaussian(3.0), []
     with folder() as path:
         ledger = Ledger(path, "ab" * 16)
         ledger.open(Budget(3.0, 1e-5))
@@ -284,24 +287,27 @@ def _ledger(_seed: int) -> list[str]:
         finally:
             os.fsync = real
         if synced.count(str(ledger.path)) < 2:
-            found.append("a charge is not on the disk when it is said to be")
+            results.append("a charge is not on the disk when it is said to be")
         account = Ledger(path, "ab" * 16).account()
         spent = account.spent()
         if not spent == account.spent() == Ledger(path, "ab" * 16).account().spent():
-            found.append("asking again gives another answer")
+            results.append("asking again gives another answer")
         if not spent >= quick.lower_bound(Composed((event, event)), 1e-5) or len(account.charges) != 2:
-            found.append("less is counted than was charged")
+            results.append("less is counted than was charged")
         try:
             for number in range(8):
                 ledger.spend(Gaussian(3.0), id=f"more {number}", run="three")
-            found.append("more is charged than the budget has")
+            results.append("more is charged than the budget has")
         except BudgetSpent:
             pass
-    return found
+    return results
 
 
 def _resume(_seed: int) -> list[str]:
-    """A run that is stopped and resumed with another batch: all of its steps are in what it says it tells."""
+    """A run that is stopped and resumed with another batch: all of its steps are in what it says it tells.
+
+    Before, its state is put in another's place who could not sign it: that one must not go on under the same noise.
+    """
     records = Mechanism(_two_ranks, (8, 8, 1), np.uint8, every_class=True).records(12, 0)
     with folder() as path:
         os.environ["DPVISION_HOME"] = str(path / "home")
@@ -311,6 +317,13 @@ def _resume(_seed: int) -> list[str]:
         run = train.begin(prepared, path / "run")
         asked = iter([False, False, True])
         train.proceed(run, prepared, stop=lambda: next(asked))
+        own = run.state.read_bytes()
+        header = {k: v for k, v in safetensors.read(run.state).header.items() if k not in ("digest", "signature")}
+        run.state.write_bytes(safetensors.dump(load_file(run.state), header))
+        with suppress(DataError):
+            train.proceed(run, train.reopen(run))
+            return ["a state that nobody signed goes on under the same noise"]
+        run.state.write_bytes(own)
         outcome = train.proceed(run, train.reopen(run, {"batch": 3}))
     steps = [event.steps for event in parts(outcome.event) if isinstance(event, PoissonGaussian)]
     return [] if steps == [4, 2] else [f"4 steps were charged, then 2, and it tells of {steps}"]
@@ -318,20 +331,20 @@ def _resume(_seed: int) -> list[str]:
 
 def _chosen_later(_seed: int) -> list[str]:
     """A second run that was chosen after the first: dominated at every epsilon, with its leak reserved in delta."""
-    found, first = [], Gaussian(4.0)
+    results, first = [], Gaussian(4.0)
     epsilons = np.linspace(0.0, 20.0, 401)
     for event in (PoissonGaussian(0.05, 3.0, 300), PoissonGaussian(0.1, 1.0, 1)):
         total = adaptive.compose((first, event), 1e-5)
         if not isinstance(total, Adaptive) or parts(total) != (first, event):
-            found.append("a run that was chosen later counts as planned")
+            results.append("a run that was chosen later counts as planned")
             continue
         later = total.later[0]
         most = later.leak + (1 - later.leak) * np.array([adaptive.gaussian_delta(1 / later.sigma, e) for e in epsilons])
         if (accountant.profile(event, epsilons.tolist()) > most * (1 + 1e-9) + 1e-15).any():
-            found.append("a later run reveals more than the Gaussian that it is counted as")
+            results.append("a later run reveals more than the Gaussian that it is counted as")
         if not later.leak <= total.reserve == adaptive.reserve(1e-5) <= accountant.delta(total, 100.0):
-            found.append("the leak is not in delta, or what is reserved for it depends on the runs")
-    return found
+            results.append("the leak is not in delta, or what is reserved for it depends on the runs")
+    return results
 
 
 def _pairs_of_noise(_seed: int) -> list[str]:
@@ -369,14 +382,14 @@ def _unsafe_layers(_seed: int) -> list[str]:
         "its clipped sum": lambda: ClippedSum(coupled, loss, clip=1.0),
         "a layer that scales by the batch": lambda: verify(scaled, loss, (1, 6, 6), 3),
     }
-    found = []
+    results = []
     for name, attempt in attempts.items():
         try:
             attempt()
-            found.append(f"{name} is let through")
+            results.append(f"{name} is let through")
         except UnsafeLayer:
             pass
-    return found
+    return results
 
 
 NEAR_THE_NOISE = (
@@ -392,24 +405,26 @@ NEAR_THE_NOISE = (
 
 
 def _static(_seed: int) -> list[str]:
-    found = []
+    results = []
     for name in NEAR_THE_NOISE:
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.loader is not None
         source = spec.loader.get_source(name)  # type: ignore[attr-defined]
-        found += [f"{name}: {word}" for word in ("Generator", "randn", "np.random", "import random") if word in source]
-    return found
+        results += [
+            f"{name}: {word}" for word in ("Generator", "randn", "np.random", "import random") if word in source
+        ]
+    return results
 
 
 def _auditor(seed: int) -> list[str]:
-    rng, found = np.random.default_rng(seed), []
+    rng, results = np.random.default_rng(seed), []
     for shift in (0.0, -0.3):  # no evidence, and scores that point the wrong way
         out, into = rng.normal(size=2000), rng.normal(size=2000) + shift
         if bounds.estimate(out, into, delta=1e-5, confidence=1 - 1e-6).low > 0:
-            found.append(f"an estimate of mu above 0 from a shift of {shift}")
+            results.append(f"an estimate of mu above 0 from a shift of {shift}")
         if shift == 0 and bounds.lower_bound(out, into, delta=1e-5, confidence=1 - 1e-6).epsilon > 0:
-            found.append("a lower bound above 0 from nothing")
-    return found
+            results.append("a lower bound above 0 from nothing")
+    return results
 
 
 def _of(kind: str) -> tuple[str, ...]:
@@ -476,14 +491,14 @@ BROKEN = "broken"
 
 def alarms(names: tuple[str, ...] = tuple(CHECKS), *, seed: int = 0, first: bool = False) -> dict[str, list[str]]:
     """Of each check, what it found, where it found anything; with `first`, of the first one that did."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for name in names:
         try:
-            said = CHECKS[name](seed)
+            result = CHECKS[name](seed)
         except Exception as error:  # an alarm in the clean code, and no way to find a planted bug
-            name, said = BROKEN, [f"{name}: {type(error).__name__}: {error}"]
-        if said:
-            found[name] = said
+            name, result = BROKEN, [f"{name}: {type(error).__name__}: {error}"]
+        if result:
+            results[name] = result
             if first:
                 break
-    return found
+    return results

@@ -43,8 +43,8 @@ def test_a_planted_bug_of_devices_is_found(name: str, nursery: Nursery, standin:
 
 
 def _require_found(name: str, nursery: Nursery) -> None:
-    found = nursery.ask(name, checks=BY_NAME[name].killers, first=True)["alarms"]
-    assert set(found) <= set(BY_NAME[name].killers) and found, "no alarm was raised"
+    result = nursery.ask(name, checks=BY_NAME[name].killers, first=True)["alarms"]
+    assert set(result) <= set(BY_NAME[name].killers) and result, "no alarm was raised"
 
 
 def test_sound_code_raises_no_alarm(nursery: Nursery) -> None:
@@ -71,8 +71,8 @@ def test_who_catches_what(nursery: Nursery) -> None:
     """The whole suite against every bug, as a table; who is listed as a killer is one."""
     missed = {}
     for bug in BUGS:
-        found = nursery.ask(bug.name)["alarms"]
-        print(f"{bug.number:3d}  {bug.name:60s} {', '.join(found)}", flush=True)
-        if wrong := set(bug.killers) - set(found):
+        result = nursery.ask(bug.name)["alarms"]
+        print(f"{bug.number:3d}  {bug.name:60s} {', '.join(result)}", flush=True)
+        if wrong := set(bug.killers) - set(result):
             missed[bug.name] = wrong
     assert not missed

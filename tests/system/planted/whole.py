@@ -18,7 +18,7 @@ import itertools
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import fields, replace
 from io import StringIO
@@ -33,23 +33,25 @@ from scipy import stats
 from dpvision.audit.recording import Recording, patched, record
 from dpvision.audit.replay import compare_recordings, first_difference
 from dpvision.core.events import Budget
+from dpvision.core.gate import secret_name
+from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
-from dpvision.data import Split
+from dpvision.data import Split, identify
 from dpvision.models import Featured
 from dpvision.models.inputs import Inputs, to_tensor
-from dpvision.private.features import encoders
-from dpvision.private.statistics import release
+from dpvision.private.features import cache, encoders
+from dpvision.private.statistics import head_run, release
 from dpvision.private.training import train, tune
 from dpvision.private.training.network import phases
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.state import State, branch_name
 from dpvision.private.training.stopping import Stopping
 from dpvision.settings.recipes import RECIPES, release_recipe
-from dpvision.settings.training import Config
+from dpvision.settings.training import HEADS, Config
 from tests.system.replay.mechanisms import MECHANISMS, RUNS
 from tests.system.replay.neighbours import Records, one_more
 from tests.system.replay.quartets import ROUNDING, interactions
-from tests.system.replay.whole_runs import CLASSES, LINEAR, SETTINGS, SIDE, N, Run, home, write
+from tests.system.replay.whole_runs import CLASSES, LINEAR, SETTINGS, SIDE, N, Run, features, home, write
 
 FALSE_ALARM = 1e-6
 
@@ -73,9 +75,9 @@ def any_data(names: tuple[str, ...], seed: int) -> list[str]:
         dark = other.x // 3 if mechanism.dtype == np.uint8 else other.x / 3
         before = record(mechanism.run, one)
         after = record(mechanism.run, replace(other, x=dark.astype(other.x.dtype), labels=labels), like=before)
-        found = [violation for violation in compare_recordings(before, after) if violation.what != "sum"]
-        if found:
-            return [f"{name}: {found[0]}"]
+        results = [violation for violation in compare_recordings(before, after) if violation.what != "sum"]
+        if results:
+            return [f"{name}: {results[0]}"]
     return []
 
 
@@ -83,7 +85,7 @@ def any_data(names: tuple[str, ...], seed: int) -> list[str]:
 
 HELD_OUT = (
     *("train, full batch, last weights", "train, with canaries", "train, the head", "train, persons", "tune"),
-    *("train, assisted by dope", "release, moments", "release, mixtures"),
+    *("train, assisted by dope", "release, moments", "release, mixtures", "head run, newton"),
 )
 ABOUT_TEST = ("evaluation.json", "metrics.jsonl", "accuracy", "card.json")
 
@@ -95,17 +97,17 @@ def held_out(seed: int) -> list[str]:
         first = record(mechanism.run, data)
         for other in (1, 2):
             again = record(replace(mechanism.run, held_out=other), data, like=first)  # type: ignore[type-var]
-            if found := _told_apart(first, again):
-                return [f"{name}: {found}"]
+            if result := _told_apart(first, again):
+                return [f"{name}: {result}"]
     return []
 
 
 def _told_apart(one: Recording, other: Recording) -> str | None:
-    for each in (one, other):
-        if each.error is not None:
-            raise each.error
-    sums = [[asked.total for asked in each.calls] for each in (one, other)]
-    results = [_without(each.outcome, ABOUT_TEST) for each in (one, other)]
+    for result in (one, other):
+        if result.error is not None:
+            raise result.error
+    sums = [[asked.total for asked in result.calls] for result in (one, other)]
+    results = [_without(result.outcome, ABOUT_TEST) for result in (one, other)]
     return (
         first_difference(*sums, where="sums")
         or first_difference(one.charges, other.charges, where="charges")
@@ -127,7 +129,9 @@ FETCHED: dict[str, dict[str, Any]] = {
     "phases": {"model": "wrn-10-1", "probe_steps": 1},
     "persons": {"unit": "person"},
     "persons, canaries": {"unit": "person", "canaries": 30},
+    "persons with many images": {"unit": "person"},
 }
+MANY = 1100  # images of one of three persons: more than are fetched, and than pass, at a time
 
 
 def fetched(seed: int) -> list[str]:
@@ -135,6 +139,9 @@ def fetched(seed: int) -> list[str]:
     for name, changes in FETCHED.items():
         mechanism = RUNS["train, persons" if "persons" in name else "train"]
         data = mechanism.records(9, seed)
+        if "many" in name:
+            data = replace(mechanism.records(MANY, seed), persons=np.minimum(np.arange(MANY) // 2, 2))
+            data = replace(data, x=data.x[:MANY], labels=data.labels[:MANY])
         with home() as path:
             run = Run({**LINEAR, **changes, "full_batch": True, "batch": None, "steps": 2})
             prepared = train.prepare(write(path, data), run.config(path))
@@ -177,11 +184,12 @@ def _steps_of(prepared: train.Prepared, folder: Path) -> Iterator[Counter[tuple[
 # What a plan depends on
 
 DECLARED: dict[str, Any] = {"n": 400, "classes": CLASSES, "size": (SIDE, SIDE), "channels": 1, "epsilon": 3.0}
+COLUMNS = 20  # of features; with n as declared, and not with half of it, lda releases a covariance
 
 
 def _unlike(seed: int) -> list[Records]:
     """Data sets that have nothing in common but the shape of an image."""
-    rng, found = np.random.default_rng(seed), []
+    rng, results = np.random.default_rng(seed), []
     for count, brightest, shares in (
         (400, 256, None),
         (399, 256, None),
@@ -191,8 +199,8 @@ def _unlike(seed: int) -> list[Records]:
         x = rng.integers(0, brightest, (count, SIDE, SIDE, 1), dtype=np.uint8)
         labels = np.concatenate([np.arange(CLASSES), rng.choice(CLASSES, count - CLASSES, p=shares)])
         persons = np.sort(rng.integers(0, max(5, count // int(rng.integers(1, 6))), count))
-        found.append(Records(x, labels, persons))
-    return found
+        results.append(Records(x, labels, persons))
+    return results
 
 
 def declared(seed: int) -> list[str]:
@@ -224,8 +232,8 @@ def _plans(source: str, path: Path) -> Iterator[tuple[str, Any]]:
         "patches": replace(base, model="patches-256", part="centred-head"),
         **{f"recipe {n}": replace(recipe, batch=None, steps=None, **DECLARED) for n, recipe in named.items()},
     }
-    for name, each in settings.items():
-        prepared = train.prepare(source, each)
+    for name, result in settings.items():
+        prepared = train.prepare(source, result)
         weights = dict(prepared.network.build().state_dict().items())
         stretches = [(p.first, p.end, p.part, p.lr) for p in phases(prepared.network)]
         facts = prepared.config, prepared.event(), prepared.sampler, prepared.read_off, tuple(prepared.data.classes)
@@ -235,8 +243,19 @@ def _plans(source: str, path: Path) -> Iterator[tuple[str, Any]]:
         given = {k: v for k, v in DECLARED.items() if k in ("n", "classes", "size", "channels", "epsilon")}
         prepared_release = release.prepare(source, replace(asked, **given, delta=1e-6))
         yield f"release, {recipe}", (prepared_release.config, prepared_release.event(), prepared_release.read_off)
+    for head in HEADS:
+        prepared_head = head_run.prepare(features(source, columns=COLUMNS), _of_head(head, path))
+        yield (
+            f"head, {head}",
+            (prepared_head.config, prepared_head.setup, prepared_head.event(), prepared_head.read_off),
+        )
     tuned = tune.prepare(source, base, {"lr": [1.0, 4.0]}, score=public["synthetic"], trials=3.0)
-    yield "tune", (tuned.event, tuned.stopping, [each.config for each in tuned.candidates])
+    yield "tune", (tuned.event, tuned.stopping, [result.config for result in tuned.candidates])
+
+
+def _of_head(head: str, path: Path) -> Config:
+    public = features(str(path / "public.npz"), columns=COLUMNS) if head == "newton" else None
+    return Config(epsilon=3.0, n=DECLARED["n"], classes=CLASSES, head=head, synthetic=public)
 
 
 # Features that are kept
@@ -246,9 +265,9 @@ def kept_features(seed: int) -> list[str]:
     """Two data sets of one shape, size and labels, trained on and released one after the other in one home."""
     rng = np.random.default_rng(seed)
     labels = np.arange(16) % CLASSES
-    found = [Records(rng.integers(0, 256, (16, SIDE, SIDE, 1), dtype=np.uint8), labels) for _ in range(2)]
+    results = [Records(rng.integers(0, 256, (16, SIDE, SIDE, 1), dtype=np.uint8), labels) for _ in range(2)]
     with home() as path:
-        for turn, data in enumerate(found):
+        for turn, data in enumerate(results):
             source = write(path, data, held_out=turn)
             for name, changes in {
                 "head of a random network": {"model": "small-cnn", "part": "head"},
@@ -308,8 +327,8 @@ def law_of_tuning(seed: int) -> list[str]:
             prepared = tune.prepare(source, settings, grid, score=str(path / "public.npz"), trials=trials, eta=eta)
             law = Stopping(prepared.event.eta, prepared.event.gamma)
             runs_of, wrong = _tunings(prepared, path, scores)
-        if found := _wrong_law(runs_of, law):
-            return [f"{trials:g} trials, eta {eta:g}: {found}"]
+        if result := _wrong_law(runs_of, law):
+            return [f"{trials:g} trials, eta {eta:g}: {result}"]
         if wrong:
             return [f"{trials:g} trials, eta {eta:g}: {wrong}"]
     return []
@@ -347,7 +366,7 @@ def _tunings(
             tried.clear()
             trial, which, reached = tune._train_trials(run, prepared, None, None, lambda _: None)  # type: ignore[arg-type]
             every.append([candidate for candidate, _ in tried])
-            best = [i for i, (_, found) in enumerate(tried, 1) if found == max(found for _, found in tried)]
+            best = [i for i, (_, result) in enumerate(tried, 1) if result == max(result for _, result in tried)]
             if trial.number not in best or tried[trial.number - 1] != (which, reached):  # type: ignore[attr-defined]
                 return every, "what is released is not the best trial by its score"
             firsts += trial.number == best[0]  # type: ignore[attr-defined]
@@ -362,17 +381,17 @@ def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
     """By chi-square tests: K, each candidate's share, and its independence of the trial's number and of the one before."""
     most = max(2, *(k for k, chance in enumerate(law.probabilities(50), 1) if len(runs_of) * chance >= 8))
     chances = law.probabilities(most - 1)
-    counts = Counter(min(len(each), most) for each in runs_of)
+    counts = Counter(min(len(result), most) for result in runs_of)
     due = len(runs_of) * np.array([*chances, 1 - sum(chances)])
     if stats.chisquare([counts[k] for k in range(1, most + 1)], due).pvalue < FALSE_ALARM:
         return "the number of trials is not drawn by the law that is charged"
-    every = [which for each in runs_of for which in each]
+    every = [which for result in runs_of for which in result]
     if stats.chisquare(np.bincount(every, minlength=CANDIDATES)).pvalue < FALSE_ALARM:
         return "candidates are not drawn alike"
     tables = {
-        "the trial's number": [(min(i, 4), which) for each in runs_of for i, which in enumerate(each)],
-        "the candidate before": [pair for each in runs_of for pair in itertools.pairwise(each)],
-        "the number of trials": [(min(len(each), 5) - 1, which) for each in runs_of for which in each],
+        "the trial's number": [(min(i, 4), which) for result in runs_of for i, which in enumerate(result)],
+        "the candidate before": [pair for result in runs_of for pair in itertools.pairwise(result)],
+        "the number of trials": [(min(len(result), 5) - 1, which) for result in runs_of for which in result],
     }
     for name, pairs in tables.items():
         table = np.zeros((5, CANDIDATES))
@@ -437,10 +456,10 @@ def branches(_seed: int) -> list[str]:
             else:
                 other = not value if isinstance(value, bool) else value + 1
             more = {"batch": None} if field.name == "full_batch" else {}
-            found = replace(base, **{field.name: other, **more}).hash()
-            if found in names:
-                return [f"{field.name}: another value has the name of {names[found]}"]
-            names[found] = field.name
+            result = replace(base, **{field.name: other, **more}).hash()
+            if result in names:
+                return [f"{field.name}: another value has the name of {names[result]}"]
+            names[result] = field.name
     zero = torch.zeros(3)
     first = State(zero, zero, zero, base, "k", True, step=3, branch="b", digest="d")
     asked = {"data": "data", "software": "dpvision", "key": "key"}
@@ -457,12 +476,56 @@ def branches(_seed: int) -> list[str]:
     }
     found_names = [branch_name(state, config, **more) for state, config, more in changed.values()]
     found_names.append(branch_name(first, base, **asked))
-    return [] if len(set(found_names)) == len(found_names) else ["two stretches of training have one name"]
+    if len(set(found_names)) < len(found_names):
+        return ["two stretches of training have one name"]
+    return _unnamed_places()
+
+
+ROWS, ROW = 20_000, 64  # of float32: more than any function digests at a time
+NAMES: dict[str, Callable[[np.ndarray], object]] = {
+    "features": lambda x: Inputs(
+        Split(np.zeros((len(x), 1, 1, 1), np.uint8), np.zeros(len(x)), None), x
+    ).digest_features(),
+    "images": lambda x: identify(Split(x.view(np.uint8).reshape(-1, 16, 16, 1), np.zeros(len(x)), None))[0],
+    "images in order": lambda x: identify(Split(x.view(np.uint8).reshape(-1, 16, 16, 1), np.zeros(len(x)), None))[1],
+    "labels": lambda x: identify(Split(np.zeros((len(x), 1, 1, 1), np.uint8), x.sum(1), None))[1],
+    "rows of a release or a head": lambda x: secret_name(Key.for_tests("x"), "name", "", [x]),
+    "a frozen part": lambda x: cache.digest(_holding(torch.from_numpy(x))),
+    "first weights": lambda x: branch_name(_beginning(torch.from_numpy(x)), Config(), data="", software="", key=""),
+}
+
+
+def _unnamed_places() -> list[str]:
+    """Every number of what shapes a result is in a name, wherever it stands and however many there are."""
+    x = np.zeros((ROWS, ROW), np.float32)
+    places = [0, *np.sort(np.random.default_rng(0).choice(x.size, 6)).tolist(), x.size - 1]
+    for what, name in NAMES.items():
+        names = [name(x)]
+        for place in places:
+            x.reshape(-1)[place] = 1
+            names.append(name(x))
+            x.reshape(-1)[place] = 0
+        if names[0] in names[1:] or name(x) != names[0]:
+            return [f"{what}: a number can change without another name"]
+    return []
+
+
+def _holding(weights: torch.Tensor) -> Featured:
+    prefix = torch.nn.Module()
+    prefix.register_buffer("weights", weights)
+    return Featured(prefix, torch.nn.Identity())
+
+
+def _beginning(weights: torch.Tensor) -> State:
+    return State(weights, weights, weights, Config(), "k", True)
 
 
 # Which account is charged
 
-CHARGED = ("train", "train, persons", "release, moments", "tune", "estimator, classifier", "estimator, release")
+CHARGED = (
+    *("train", "train, persons", "release, moments", "tune", "head run, descent"),
+    *("estimator, classifier", "estimator, release"),
+)
 
 
 def accounts(seed: int) -> list[str]:
@@ -503,9 +566,9 @@ def said(seed: int) -> list[str]:
     ):
         before = record(lambda data, words=words: _said(words, data), fewer)  # type: ignore[misc]
         after = record(lambda data, words=words: _said(words, data), more, like=before)  # type: ignore[misc]
-        for each in (before, after):
-            if each.error is not None:
-                raise each.error
+        for result in (before, after):
+            if result.error is not None:
+                raise result.error
         if where := first_difference(before.outcome, after.outcome):
             return [f"{words[0]}: neighbours are told apart by what is said: {where}"]
     return []
@@ -523,10 +586,10 @@ def _said(words: tuple[str, ...], data: Records) -> dict[str, object]:
         with ExitStack() as stack:
             stack.enter_context(patched(secrets, "token_hex", lambda n=8: f"{next(tokens):0{2 * n}x}"))
             app(command, exit_on_error=False, print_error=False, result_action="return_value")
-        found: dict[str, object] = {
+        content: dict[str, object] = {
             p.name: _plain(p.read_text("utf-8"), path) for p in sorted((path / "run").iterdir()) if p.suffix in TEXTS
         }
-        return {**found, "standard output": _plain(out.getvalue(), path), "errors": _plain(err.getvalue(), path)}
+        return {**content, "standard output": _plain(out.getvalue(), path), "errors": _plain(err.getvalue(), path)}
 
 
 TEXTS = (".json", ".jsonl", ".md", ".html", ".toml", ".csv")

@@ -87,7 +87,7 @@ def _digest(tensor: Tensor) -> str:
 if __name__ == "__main__":
     ranks.start()
     _count_releases()
-    told = (
+    results = (
         training(Path(sys.argv[2])) if sys.argv[1] == "training" else only_noise(unreadable=sys.argv[1] == "unreadable")
     )
-    print(json.dumps({"rank": ranks.rank(), "ranks": ranks.ranks(), "releases": releases, **told}))
+    print(json.dumps({"rank": ranks.rank(), "ranks": ranks.ranks(), "releases": releases, **results}))

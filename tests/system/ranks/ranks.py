@@ -1,4 +1,4 @@
-"""Several ranks on this machine: each a process of its own, told by torchrun's variables whom to meet."""
+"""Several ranks on this machine: each in its own process, connected by torchrun's variables."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def start(
 def finish(processes: Processes, *, seconds: float = 120) -> list[Result]:
     """What became of each rank; none may take longer."""
     try:
-        said = [process.communicate(timeout=seconds) for process in processes]
-        return [(process.returncode, out, err) for process, (out, err) in zip(processes, said, strict=True)]
+        output = [process.communicate(timeout=seconds) for process in processes]
+        return [(process.returncode, out, err) for process, (out, err) in zip(processes, output, strict=True)]
     finally:
         for process in processes:
             process.kill()

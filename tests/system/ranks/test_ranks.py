@@ -77,16 +77,16 @@ def _share(sampler: PoissonSampler, step: int, units: int, *, rank: int, ranks: 
 
 def _step(sampler: PoissonSampler, step: int, units: int, team: Team) -> tuple[list[int], Tensor]:
     """Who takes part in one step, and what it releases."""
-    found: list[int] = []
+    results: list[int] = []
 
     def fetch(drawn, _seed):
-        found.extend(drawn.tolist())
+        results.extend(drawn.tolist())
         return torch.from_numpy(drawn), torch.empty(0), [1] * len(drawn)
 
     gate = Gate(charged(sampler.event(2.0)), Key.for_tests("shares"), sampler, name="b")
     private = PrivateSum(gate, FewUnits(), team=team)  # type: ignore[arg-type]
     noisy = private.step(step, units, fetch)
-    return found, noisy
+    return results, noisy
 
 
 def _account(home: Path) -> Account:
@@ -137,7 +137,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, data: Path) -> bytes:
 
 
 def test_one_rank_is_what_it_was_without_ranks() -> None:
-    """The same coins and noise as drawn by hand from the streams without a rank."""
+    """The same draws and noise as made by hand from the streams without a rank."""
     assert (distributed.rank(), distributed.ranks()) == (0, 1)
     sampler, key = PoissonSampler(30, 100, 5), Key.for_tests("shares")
     for step in range(5):
@@ -158,12 +158,12 @@ def test_shares_are_disjoint_and_complete(count: int) -> None:
 
 
 def test_coins_have_one_rate_and_are_independent_over_ranks() -> None:
-    """Four ranks with 1,000 units each, 25 steps: 25,000 coins a rank, none of them a copy of another rank's."""
-    sampler, count, each = PoissonSampler(1200, 4000, 25), 4, 1000
-    rng = np.zeros((count, 25, each))
+    """Four ranks with 1,000 units each, 25 steps: 25,000 draws a rank, none of them a copy of another rank's."""
+    sampler, count, result = PoissonSampler(1200, 4000, 25), 4, 1000
+    rng = np.zeros((count, 25, result))
     for rank in range(count):
         for step in range(25):
-            rng[rank, step, np.array(_share(sampler, step, count * each, rank=rank, ranks=count)) // count] = 1
+            rng[rank, step, np.array(_share(sampler, step, count * result, rank=rank, ranks=count)) // count] = 1
     flat = rng.reshape(count, -1)
     spread = 5 / np.sqrt(flat.shape[1])
     assert np.abs(flat.mean(1) - 0.3).max() < spread * np.sqrt(0.21)
@@ -175,15 +175,15 @@ def test_coins_have_one_rate_and_are_independent_over_ranks() -> None:
 def test_noise_is_added_once_whatever_the_number_of_ranks(count: int, tmp_path: Path) -> None:
     results = ranks.finish(ranks.start("only_noise", ranks=count, home=tmp_path, module=WORKER))
     assert all(code == 0 for code, _, _ in results), results
-    told = [json.loads(out) for _, out, _ in results]
-    scale, _ = noise.noise_scale(told[0]["size"], sensitivity=rank_worker.CLIP, sigma=rank_worker.SIGMA)
+    content = [json.loads(out) for _, out, _ in results]
+    scale, _ = noise.noise_scale(content[0]["size"], sensitivity=rank_worker.CLIP, sigma=rank_worker.SIGMA)
     assert scale == pytest.approx(rank_worker.SIGMA * rank_worker.CLIP, rel=5e-4), "the slack is tiny"
-    for rank, line in enumerate(told):
+    for rank, line in enumerate(content):
         assert (line["rank"], line["ranks"], line["size"]) == (rank, count, 1 << 18)
         assert line["variance"] == pytest.approx(scale**2, rel=0.01), "2^20 numbers: one standard deviation is 0.14%"
         assert line["releases"] == (rank_worker.SAMPLER.steps if rank == 0 else 0), "only rank 0 releases, once a step"
-        assert line["digest"] == told[0]["digest"]
-    assert sum(len(line["fetched"]) for line in told) > 0, "there was something to sum"
+        assert line["digest"] == content[0]["digest"]
+    assert sum(len(line["fetched"]) for line in content) > 0, "there was something to sum"
 
 
 def test_ranks_are_equal_to_the_last_bit_after_fifty_steps(tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_all_ranks_stop_at_one_step_and_another_number_of_ranks_is_another_branc
     assert "torchrun --nproc-per-node 2 -m dpvision -- resume" in results[0][1] and not results[1][1]
     done = _steps(out)
     assert 20 <= done < 200
-    code, said, err = commands.run("resume", out, home=home)
+    code, output, err = commands.run("resume", out, home=home)
     assert code == 0, err
-    assert "used 2 worker processes so far and now uses 1" in said
+    assert "used 2 worker processes so far and now uses 1" in output
     charges = _account(home).charges
     assert [c.event.steps for c in charges] == [200, 200 - done]  # type: ignore[union-attr]
     assert len({c.id for c in charges}) == 2

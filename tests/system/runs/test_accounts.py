@@ -34,8 +34,8 @@ SCHEMA = json.loads((resources("dpvision.released.report") / "card.schema.json")
 
 
 def digits(rows: slice) -> dict[str, np.ndarray]:
-    found = load("digits").train
-    return {"train_images": found.images[rows], "train_labels": found.labels[rows]}
+    loaded = load("digits").train
+    return {"train_images": loaded.images[rows], "train_labels": loaded.labels[rows]}
 
 
 def write(path: Path, **arrays: np.ndarray) -> str:
@@ -117,9 +117,9 @@ def test_a_copy_of_spent_data_has_no_budget_of_its_own(
         spend(source := copy(tmp_path), tmp_path / "second", COPY)
     assert len(ledgers(own_home)) == 1 and len(own.account().charges) == 1
     card = spend(source, tmp_path / "third", replace(COPY, epsilon=0.3))
-    (account,) = (each.account() for each in ledgers(own_home))
+    (account,) = (result.account() for result in ledgers(own_home))
     assert len(account.charges) == 2 and card["data_set"]["account"] == account.id
-    assert [(each["account"], each["charged"]) for each in card["overlapping_accounts"]] == [(account.id, True)]
+    assert [(result["account"], result["charged"]) for result in card["overlapping_accounts"]] == [(account.id, True)]
     assert f"account {account.id}" in (tmp_path / "third" / "card.md").read_text()
     assert f"account {account.id}" in (tmp_path / "third" / "report.html").read_text()
 
@@ -142,11 +142,11 @@ def test_all_accounts_are_charged_or_none(tmp_path: Path, own_home: Path) -> Non
     spend(right, tmp_path / "2", replace(SETTINGS, epsilon=3.8))
     with pytest.raises(BudgetSpent):
         spend(whole, tmp_path / "3", replace(COPY, epsilon=2.0))
-    assert [len(each.account().charges) for each in ledgers(own_home)] == [1, 1]
+    assert [len(result.account().charges) for result in ledgers(own_home)] == [1, 1]
     card = spend(whole, tmp_path / "3", replace(COPY, epsilon=0.1))
-    assert [len(each.account().charges) for each in ledgers(own_home)] == [2, 2]
-    assert {each["share"] for each in card["overlapping_accounts"]} == {"50% to 90%"}
-    first, second = (each.account().charges[1] for each in ledgers(own_home))
+    assert [len(result.account().charges) for result in ledgers(own_home)] == [2, 2]
+    assert {result["share"] for result in card["overlapping_accounts"]} == {"50% to 90%"}
+    first, second = (result.account().charges[1] for result in ledgers(own_home))
     assert (first.id, first.run, first.event) == (second.id, second.run, second.event)
 
 
@@ -155,7 +155,7 @@ def test_a_budget_that_is_stated_is_that_of_the_first_account(tmp_path: Path, ow
     spend(whole, tmp_path / "1", replace(SETTINGS, epsilon=0.3, budget=4.0))
     spend(left, tmp_path / "2", replace(SETTINGS, epsilon=0.3, budget=2.0), new_account="a trial")
     spend(whole, tmp_path / "3", replace(SETTINGS, epsilon=0.3, budget=4.0))
-    assert sorted(len(each.account().charges) for each in ledgers(own_home)) == [2, 2]
+    assert sorted(len(result.account().charges) for result in ledgers(own_home)) == [2, 2]
 
 
 def test_a_resumed_branch_is_refused_before_any_account_is_charged(tmp_path: Path, own_home: Path) -> None:
@@ -196,9 +196,9 @@ def test_a_crash_between_two_charges_counts_too_much_and_never_too_little(
         patch.setattr(Ledger, "spend", crash)
         patch.setattr("dpvision.private.training.private_sum.PrivateSum.step", lambda *_: stepped.append(1))
         train.proceed(run, prepared)
-    assert not stepped and sorted(len(each.account().charges) for each in ledgers(own_home)) == [1, 2]
+    assert not stepped and sorted(len(result.account().charges) for result in ledgers(own_home)) == [1, 2]
     train.proceed(run, prepared)
-    assert [len(each.account().charges) for each in ledgers(own_home)] == [2, 2]
+    assert [len(result.account().charges) for result in ledgers(own_home)] == [2, 2]
 
 
 def test_accounts_that_appear_after_a_run_began_are_charged_for_its_next_branch(tmp_path: Path, own_home: Path) -> None:
@@ -214,7 +214,7 @@ def test_accounts_that_appear_after_a_run_began_are_charged_for_its_next_branch(
     train.proceed(run, train.reopen(run, {"lr": 0.5}))
     assert len(other.account().charges) == len(ledger_of(prepared.fingerprint).account().charges) == 2
     card = report.card(run, ledger_of(prepared.fingerprint).account())
-    assert [each["charged"] for each in card["overlapping_accounts"]] == [True]
+    assert [result["charged"] for result in card["overlapping_accounts"]] == [True]
 
     copy = train.prepare(one_pixel(tmp_path), replace(COPY, epsilon=0.1))
     run = train.begin(copy, tmp_path / "copy")
@@ -228,7 +228,7 @@ def test_a_reason_counts_images_apart_and_is_seen_everywhere(tmp_path: Path, own
     spend(data, tmp_path / "first")
     (old,) = ledgers(own_home)
     card = spend(one_pixel(tmp_path), tmp_path / "second", new_account=reason)
-    (new,) = (each for each in ledgers(own_home) if each.fingerprint != old.fingerprint)
+    (new,) = (result for result in ledgers(own_home) if result.fingerprint != old.fingerprint)
     assert len(old.account().charges) == 1 and [c.new_account for c in new.account().charges] == [reason]
     assert reason in new.path.read_text() and reason in (tmp_path / "second" / "ledger.jsonl").read_text()
     assert card["new_account"] == reason
@@ -287,12 +287,12 @@ def test_a_tuning_is_charged_to_every_account(tmp_path: Path, own_home: Path, mo
     settings = replace(COPY, epsilon=2.0, delta=4e-7, size=(8, 8), channels=1)
     prepared = tune.prepare(whole, settings, {"lr": [0.01, 4.0]}, score=public, trials=3.0)
     run = tune.proceed(prepared, tmp_path / "tuned")
-    assert [c.event == prepared.event for each in ledgers(own_home) for c in each.account().charges] == [
+    assert [c.event == prepared.event for result in ledgers(own_home) for c in result.account().charges] == [
         False,
         True,
     ] * 2
     card = report.card(run, read_accounts(run.facts()).first.account())
-    assert [each["charged"] for each in card["overlapping_accounts"]] == [True, True]
+    assert [result["charged"] for result in card["overlapping_accounts"]] == [True, True]
 
 
 def test_fits_and_trainings_share_accounts(tmp_path: Path, own_home: Path) -> None:
@@ -322,7 +322,9 @@ def test_the_command_line_charges_refuses_and_counts_apart(verb: str, tmp_path: 
     assert code == 0 and "It is not charged" in out, err
     card = json.loads((tmp_path / "third" / "card.json").read_text())
     jsonschema.validate(card, SCHEMA)
-    assert card["new_account"] == "a trial" and [each["charged"] for each in card["overlapping_accounts"]] == [False]
+    assert card["new_account"] == "a trial" and [result["charged"] for result in card["overlapping_accounts"]] == [
+        False
+    ]
     assert "a trial" in (tmp_path / "third" / "card.md").read_text()
     assert "new-account" in command(verb, "--help", home=home)[1]
 
@@ -343,10 +345,10 @@ def test_copies_that_start_at_the_same_time_find_each_other(tmp_path: Path, own_
     source = write(tmp_path / "data.npz", **digits(slice(0, 300)))
     prepared = [train.prepare(s, replace(COPY, epsilon=3.0)) for s in (source, one_pixel(tmp_path))]
     accounts = [choose(p.fingerprint, p.sketch) for p in prepared]
-    assert not any(each.first.exists() or each.overlaps for each in accounts), "neither knows of the other"
-    told = {"budget": Budget(3.1, 1e-5), "run": "r"}
+    assert not any(result.first.exists() or result.overlaps for result in accounts), "neither knows of the other"
+    results = {"budget": Budget(3.1, 1e-5), "run": "r"}
     for number, (one, to) in enumerate(zip(prepared, accounts, strict=True)):
-        given = {"fingerprint": one.fingerprint, "sketch": one.sketch, "id": str(number), **told}
+        given = {"fingerprint": one.fingerprint, "sketch": one.sketch, "id": str(number), **results}
         if number == 0:
             charge, now = to.charge(one.event(), **given)
             assert charge.event == one.event() and now.first.fingerprint == one.fingerprint
@@ -423,5 +425,5 @@ def test_every_branch_is_charged_to_every_account(tmp_path: Path, own_home: Path
     train.proceed(run, prepared, stop=until(2))
     assert train.proceed(run, train.reopen(run, {"lr": 0.5})).complete
     name = run.facts()["run"]
-    counts = [sum(charge.run == name for charge in each.account().charges) for each in ledgers(own_home)]
+    counts = [sum(charge.run == name for charge in result.account().charges) for result in ledgers(own_home)]
     assert counts == [2, 2], "the first part, and what was changed"

@@ -109,7 +109,7 @@ def test_a_public_part_that_can_not_serve_is_refused_before_anything_is_charged(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"assist": "dope"}, "--public"),
         ({"assist": "weights", "synthetic": "x.npz", "unit": "person"}, "persons"),
@@ -117,8 +117,8 @@ def test_a_public_part_that_can_not_serve_is_refused_before_anything_is_charged(
         ({"assist": "adadps", "synthetic": "x.npz", "part": "centred-head"}, "two phases"),
     ],
 )
-def test_settings_that_can_not_be_meant(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_can_not_be_meant(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         replace(Config(), **settings).complete(100)
     with pytest.raises(ConfigError, match="assist is 'dop'"):
         Config(assist="dop")

@@ -58,7 +58,7 @@ def test_a_run_goes_on_only_with_the_features_it_began_with(source: str, tmp_pat
     np.lib.format.open_memmap(file, mode="r+")[7] = 0.0
     with pytest.raises(LedgerMismatch, match="features"):
         train.proceed(run, train.reopen(run))
-    file.unlink()  # computed anew, they are the same
+    file.unlink()  # recomputed, they are the same
     assert train.proceed(run, train.reopen(run)).complete
     assert file.read_bytes() == whole
 
@@ -70,10 +70,10 @@ def test_a_copy_of_a_run_has_other_noise_for_other_features(source: str, tmp_pat
     shutil.copytree(run.folder, tmp_path / "copy")
     copy = run_folder.Run(tmp_path / "copy")
     weights = []
-    for each in (run, copy):
+    for result in (run, copy):
         asked = iter([False, True])
-        train.proceed(each, train.reopen(each), stop=lambda asked=asked: next(asked))
-        weights.append(state.State.load(each.state, prepared.network.build()).weights)
+        train.proceed(result, train.reopen(result), stop=lambda asked=asked: next(asked))
+        weights.append(state.State.load(result.state, prepared.network.build()).weights)
         np.lib.format.open_memmap(_train_file(prepared), mode="r+")[7] = 0.0
     assert len(ledger_of(prepared.fingerprint).account().charges) == 2
     first = torch.nn.utils.parameters_to_vector([p for p in prepared.network.build().parameters() if p.requires_grad])
@@ -175,12 +175,12 @@ def test_what_the_first_weights_tell_is_counted_too(source: str, tmp_path: Path)
         run = train.begin(prepared, folder)
         assert train.proceed(run, prepared).complete
         account = ledger_of(prepared.fingerprint).account()
-        said = card(run, account)
-        tells.append(said["guarantee"]["epsilon"])
+        stated = card(run, account)
+        tells.append(stated["guarantee"]["epsilon"])
         assert tells[-1] >= account.spent() * 0.9999, "all runs are about the same records here"
         assert len(account.charges) == number + 1, "each is charged for itself alone"
     assert tells[0] < tells[1] < tells[2]
-    assert any("was trained privately" in line for line in said["not_covered"])
+    assert any("was trained privately" in line for line in stated["not_covered"])
     assert any(line["epsilon"] > tells[1] for line in map(json.loads, run.metrics.read_text().splitlines()))
     facts = run.facts()
     run.write_facts({**facts, "public": {"pretrained": {**facts["public"]["pretrained"], "event": facts["event"]}}})
@@ -207,7 +207,7 @@ def test_images_and_persons_do_not_add_up(tmp_path: Path) -> None:
             assert train.proceed(run, prepared).complete
         first = replace(settings, pretrained=str(run.weights))
         assert train.prepare(str(tmp_path / "data.csv"), replace(first, unit=unit)).public.earlier_events
-        with pytest.raises(ConfigError, match=f"with privacy for each {unit}.*Fix: --unit {unit}"):
+        with pytest.raises(ConfigError, match=f"with privacy for each {unit}.*Fix: use --unit {unit}"):
             train.prepare(str(tmp_path / "data.csv"), replace(first, unit=other))
 
 
@@ -220,15 +220,15 @@ def test_features_are_computed_by_one_process_at_a_time(source: str, monkeypatch
     data = file.read_bytes()
     file.unlink()
     monkeypatch.setattr(cache, "_compute", lambda *_: pytest.fail("computed twice"))
-    found: list[NDArray[Any]] = []
-    second = threading.Thread(target=lambda: found.append(cache.load_or_compute(parts, prepared.data.train, key=of)))
+    results: list[NDArray[Any]] = []
+    second = threading.Thread(target=lambda: results.append(cache.load_or_compute(parts, prepared.data.train, key=of)))
     with files.locked(file.with_suffix(".lock")):  # a first process, which is at work
         second.start()
         second.join(0.3)
         assert second.is_alive(), "the second one waits"
         file.write_bytes(data)
     second.join(10)
-    np.testing.assert_array_equal(found[0], whole)
+    np.testing.assert_array_equal(results[0], whole)
 
 
 class _Mixes(nn.Module):

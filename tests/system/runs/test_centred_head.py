@@ -225,8 +225,9 @@ def test_the_card_tells_of_the_mean_and_of_the_dictionary(data: str, tmp_path: P
     train.proceed(run, prepared)
     made = card(run, ledger_of(prepared.fingerprint).account())
     assert set(made["public_inputs"]) == {"prior"} and "pretrained" not in made["config"]
-    assert any("patches-256 of dead-leaves-mixed, seed 0: random images" in said for said in made["not_covered"])
-    assert ("of these, for the mean of the features", "1") in tables.overview(made)
+    start = "The initial weights are patches-256 of dead-leaves-mixed, seed 0: dpvision built them from random images"
+    assert any(start in text for text in made["not_covered"])
+    assert ("of these, for the mean of the features", "1, the first") in tables.overview(made)
 
 
 def test_what_has_no_mean_is_refused(data: str) -> None:
@@ -259,12 +260,12 @@ def test_the_released_weights_predict(data: str, tmp_path: Path) -> None:
     train.proceed(run, prepared)
     code, out, err = command("predict", run.folder, data, "--out", tmp_path / "found.csv", home=tmp_path / "home")
     assert code == 0, err + out
-    found = [line.split(",")[1] for line in (tmp_path / "found.csv").read_text().splitlines()[1:]]
+    content = [line.split(",")[1] for line in (tmp_path / "found.csv").read_text().splitlines()[1:]]
     model = prepared.network.build()
     load_public(model, run.weights)
     images = torch.from_numpy(np.load(data)["train_images"]).permute(0, 3, 1, 2) / 127.5 - 1
     with torch.no_grad():
-        assert found == [str(k) for k in model(images).argmax(1).tolist()]
+        assert content == [str(k) for k in model(images).argmax(1).tolist()]
 
 
 def test_the_rate_follows_from_the_noise() -> None:
@@ -272,7 +273,7 @@ def test_the_rate_follows_from_the_noise() -> None:
     for n, epsilon in ((50_000, 1.0), (7_007, 4.0)):
         config = replace(recipe("patches"), epsilon=epsilon).complete(n)
         noise = config.lr * (config.sigma or 0) / n  # of one step, which later ones repeat by momentum
-        each = [noise * sum(0.8**later for later in range(41 - step)) for step in range(41)]
-        assert 0.8 < np.sqrt(np.square(each).sum()) < 0.9
+        results = [noise * sum(0.8**later for later in range(41 - step)) for step in range(41)]
+        assert 0.8 < np.sqrt(np.square(results).sum()) < 0.9
         assert config.final_noise is None and config.lr == config.complete(n).lr
     assert merge(recipe("patches"), {"lr": 5.0}, source="test").complete(50_000).lr == 5.0

@@ -162,7 +162,7 @@ def test_the_other_verbs_work_on_a_run(trained: tuple[Path, Path, str], tmp_path
     assert code == 0, err
     assert len((tmp_path / "guess.csv").read_text().splitlines()) == 4
     code, _, err = run("train", folder / "data.npz", "--epsilon", "3", "--out", folder / "run", home=home)
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "already exists" in err
     code, _, err = run("train", folder / "data.npz", "--epsilon", "1", "--out", tmp_path / "second", home=home)
     assert code == 4 and "--set-budget" in err
     code, out, err = run("ledger", folder / "data.npz", "--set-budget", "20", home=home)

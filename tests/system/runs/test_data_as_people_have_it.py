@@ -37,8 +37,8 @@ def dpvision(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
             main()
         except SystemExit as exc:
             code = int(exc.code or 0)
-        said = capfd.readouterr()
-        return code, said.out + said.err
+        output = capfd.readouterr()
+        return code, output.out + output.err
 
     return run
 
@@ -73,8 +73,8 @@ def test_a_folder_of_dicom_files(
     code, checked = dpvision("check", folder)
     assert code == 0 and "persons in train" in checked and "is set aside as the test split" in checked
     run = tmp_path / "run"
-    code, said = dpvision("train", folder, *QUICK, "--unit", "person", "--n", "360", "--out", run)
-    assert code == 0 and "test accuracy" in said and "0.2 of it is set aside" in said
+    code, output = dpvision("train", folder, *QUICK, "--unit", "person", "--n", "360", "--out", run)
+    assert code == 0 and "test accuracy" in output and "0.2 of it is set aside" in output
     assert (run / "report.html").exists() and Run(run).config().test_share == 0.2
     code, guesses = dpvision("predict", run, folder / "digit-3")
     assert code == 0 and "0003.dcm,digit-" in guesses
@@ -91,7 +91,7 @@ def test_a_folder_of_dicom_files(
     (folder / "digit-3" / "0003.dcm").write_bytes(whole)
     code, features = dpvision("features", released, folder, "--out", tmp_path / "test.safetensors")
     assert code == 0, features
-    everything = (checked + said + guesses + evaluated + refused + out + features).encode()
+    everything = (checked + output + guesses + evaluated + refused + out + features).encode()
     everything += all_bytes(run, own_home, released, tmp_path / "other")
     assert b"ZORG" not in everything and b"Name^" not in everything
 
@@ -115,22 +115,22 @@ def save_classes(folder: Path, *, many_sizes: bool) -> Path:
 def test_classes_without_a_split_and_many_sizes(tmp_path: Path, dpvision: Command) -> None:
     """All verbs read by the same rule, size and split, and a resumed run too."""
     folder = save_classes(tmp_path / "photos", many_sizes=True)
-    code, said = dpvision("check", folder)
-    assert code == 0 and "most frequent" in said and "smallest" in said and "largest" in said
-    assert "all become 64x64" in said and said.strip().endswith("--size 64")
+    code, output = dpvision("check", folder)
+    assert code == 0 and "most frequent" in output and "smallest" in output and "largest" in output
+    assert "all become 64x64" in output and output.strip().endswith("--size 64")
     run = tmp_path / "run"
     words = ("train", folder, *QUICK, "--size", "10x12", "--channels", "1", "--test-share", "0.3", "--out", run)
-    code, said = dpvision(*words)
-    assert code == 0 and "images 10x12x1" in said and "0.3 of it is set aside" in said
+    code, output = dpvision(*words)
+    assert code == 0 and "images 10x12x1" in output and "0.3 of it is set aside" in output
     reading = json.loads(safetensors.read(run / "weights.safetensors").header["reading"])
     assert (reading["rule"], reading["test_share"]) == (2, 0.3)
-    trained = float(said.split("test accuracy ")[1].split("%")[0])
-    code, said = dpvision("eval", run, folder, "--json")
-    assert code == 0 and round(100 * json.loads(said)["accuracy"], 2) == trained
-    tested = json.loads(said)["images"]
+    trained = float(output.split("test accuracy ")[1].split("%")[0])
+    code, output = dpvision("eval", run, folder, "--json")
+    assert code == 0 and round(100 * json.loads(output)["accuracy"], 2) == trained
+    tested = json.loads(output)["images"]
     assert 150 < tested < 270
-    code, said = dpvision("eval", run, folder, "--split", "train", "--json")
-    assert code == 0 and json.loads(said)["images"] == 700 - tested
+    code, output = dpvision("eval", run, folder, "--split", "train", "--json")
+    assert code == 0 and json.loads(output)["images"] == 700 - tested
     _, predicted = dpvision("predict", run, folder)
     rows = list(csv.DictReader(io.StringIO(predicted)))
     assert len(rows) == 700 and not any(row["problem"] for row in rows)
@@ -150,8 +150,8 @@ def test_predict_and_eval_agree_image_by_image(tmp_path: Path, dpvision: Command
 
     model = load_model(run)
     data = model.load(str(folder), size=None)
-    code, said = dpvision("predict", run, folder)
-    guessed = {row["file"]: row["class"] for row in csv.DictReader(io.StringIO(said))}
+    code, output = dpvision("predict", run, folder)
+    guessed = {row["file"]: row["class"] for row in csv.DictReader(io.StringIO(output))}
     whole = load(folder, size=model.shape[1:], channels=model.shape[0], test_share=0).train
     classes, _ = predict_classes(model.model, model.inputs(whole))
     names = [model.classes[number] for number in classes]
@@ -192,12 +192,12 @@ def test_a_parquet_file(tmp_path: Path, dpvision: Command) -> None:
     pq.write_table(pa.table({"img": images, "digit": DIGITS.target[:700]}), tmp_path / "digits.parquet")
     run = tmp_path / "run"
     columns = ("--columns", "image=img,label=digit")
-    code, said = dpvision("train", tmp_path / "digits.parquet", *QUICK, *columns, "--out", run)
-    assert code == 0 and "test accuracy" in said and (run / "report.html").exists()
-    code, said = dpvision("eval", run, tmp_path / "digits.parquet")
+    code, output = dpvision("train", tmp_path / "digits.parquet", *QUICK, *columns, "--out", run)
+    assert code == 0 and "test accuracy" in output and (run / "report.html").exists()
+    code, output = dpvision("eval", run, tmp_path / "digits.parquet")
     assert code == 0, "the columns are recorded with the model"
-    code, said = dpvision("ledger", tmp_path / "digits.parquet", *columns)
-    assert code == 0 and "epsilon 3.0" in said
+    code, output = dpvision("ledger", tmp_path / "digits.parquet", *columns)
+    assert code == 0 and "epsilon 3.0" in output
 
 
 def test_medmnist_files_load_as_they_come(tmp_path: Path, dpvision: Command) -> None:
@@ -208,10 +208,10 @@ def test_medmnist_files_load_as_they_come(tmp_path: Path, dpvision: Command) -> 
         arrays[f"{split}_images"] = draw.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         arrays[f"{split}_labels"] = draw.integers(0, 2, (count, 1), dtype=np.uint8)
     np.savez_compressed(tmp_path / "pneumoniamnist.npz", **arrays)
-    code, said = dpvision("check", tmp_path / "pneumoniamnist.npz")
-    assert code == 0 and "sizes: 28x28 (410)" in said
-    code, said = dpvision(
+    code, output = dpvision("check", tmp_path / "pneumoniamnist.npz")
+    assert code == 0 and "sizes: 28x28 (410)" in output
+    code, output = dpvision(
         "train", tmp_path / "pneumoniamnist.npz", *QUICK, "--test-share", "0.3", "--out", tmp_path / "a"
     )
-    assert code == 2 and "names its splits itself" in said and "leave --test-share out" in said
+    assert code == 2 and "names its splits itself" in output and "leave --test-share out" in output
     assert dpvision("train", tmp_path / "pneumoniamnist.npz", *QUICK, "--out", tmp_path / "run")[0] == 0

@@ -255,7 +255,7 @@ def test_pinned_memory_stays_until_the_copy_is_done() -> None:
 def test_memory_that_runs_out_before_the_charge_costs_nothing(files: dict[str, str], tmp_path: Path) -> None:
     prepared = _prepared(files, "standin", model="small-cnn", physical=4096)
     limit = torch.standin.memory_allocated(0) + (8 << 20)
-    with standin.asked(limit=limit), pytest.raises(ConfigError, match=r"Nothing was charged. Fix: --physical"):
+    with standin.asked(limit=limit), pytest.raises(ConfigError, match=r"Nothing was charged. Fix: use --physical"):
         train.run(prepared, tmp_path / "run", test_key="devices")
     assert not _charges(prepared) and not (tmp_path / "run").exists()
 

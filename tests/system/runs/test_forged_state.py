@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from dpvision.core.events import PoissonGaussian, to_json
 from dpvision.core.keys import Key
-from dpvision.errors import DPVisionError
+from dpvision.errors import DataError, DPVisionError
 from dpvision.private.training import train
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, safetensors
@@ -79,6 +79,30 @@ def test_an_edited_state_is_refused_and_nothing_is_charged(name: str, tmp_path: 
         train.proceed(run, train.reopen(run))
     assert ledger_of(prepared.fingerprint).account().charges == charges
     assert run.metrics.read_bytes() == before and not run.weights.exists()
+
+
+@pytest.mark.parametrize("signed", ["by nobody", "with nothing", "with another key", "as it was before"])
+@pytest.mark.parametrize("edited", [False, True])
+def test_only_the_runs_own_key_signs_its_state(signed: str, edited: bool, tmp_path: Path) -> None:
+    """Weights that somebody chose, under noise that they may come to see: the whole run would be at their service."""
+    run, prepared = _stopped(tmp_path)
+    header, tensors = dict(safetensors.read(run.state).header), load_file(run.state)
+    signature = header.pop("signature")
+    del header["digest"]
+    if edited:
+        tensors["weights"] = tensors["weights"] + 1
+    elif signed == "as it was before":
+        header["step"] = "2"
+    signs: dict[str, Callable[[str], str] | None] = {
+        "by nobody": None,
+        "with nothing": lambda _: "",
+        "with another key": Key.fresh().sign,
+        "as it was before": lambda _: signature,
+    }
+    run.state.write_bytes(safetensors.dump(tensors, header, sign=signs[signed]))
+    with pytest.raises(DataError, match="was not written by this run"):
+        train.proceed(run, train.reopen(run))
+    assert len(ledger_of(prepared.fingerprint).account().charges) == 1 and not run.weights.exists()
 
 
 def test_the_same_state_sealed_again_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""When accuracy is looked at: at the end always, and before only where that is cheap beside the training."""
+"""When accuracy is measured: always at the end, and earlier only if that is cheap compared with training."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ def test_the_number_of_trials_is_on_no_card(parts: Parts, tmp_path: Path, monkey
     for number in (1, 3):
         monkeypatch.setenv("DPVISION_HOME", str(tmp_path / f"home{number}"))
         monkeypatch.setattr(stopping.Stopping, "draw", lambda _, number=number: number)
-        found = prepared(parts)
-        run = tune.proceed(found, tmp_path / f"run{number}")
-        cards.append(card(run, ledger_of(found.first.fingerprint).account()))
+        result = prepared(parts)
+        run = tune.proceed(result, tmp_path / f"run{number}")
+        cards.append(card(run, ledger_of(result.first.fingerprint).account()))
     assert cards[0]["tuning"] == cards[1]["tuning"]
     assert cards[0]["events"] == cards[1]["events"] and cards[0]["guarantee"] == cards[1]["guarantee"]
 
@@ -48,7 +48,7 @@ def test_a_crash_between_charges_loses_no_account_that_came_after_the_run_began(
     training = train.prepare(whole, replace(COPY, epsilon=0.5))
     run, spent = train.begin(training, tmp_path / "run"), list[Ledger]()
     spend(left, tmp_path / "left", replace(SETTINGS, epsilon=0.5))
-    assert [len(each.account().charges) for each in ledgers(own_home)] == [1, 1]
+    assert [len(result.account().charges) for result in ledgers(own_home)] == [1, 1]
     original = Ledger.spend
 
     def crash(self: Ledger, *given: Any, **more: Any) -> Any:
@@ -61,7 +61,7 @@ def test_a_crash_between_charges_loses_no_account_that_came_after_the_run_began(
         patch.setattr(Ledger, "spend", crash)
         train.proceed(run, training)
     train.proceed(run, training)
-    assert [len(each.account().charges) for each in ledgers(own_home)] == [2, 2]
+    assert [len(result.account().charges) for result in ledgers(own_home)] == [2, 2]
 
 
 def test_weights_note_what_taught_their_start_and_their_synthetic_images(place: Path, say: Say) -> None:  # noqa: F811

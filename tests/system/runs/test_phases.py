@@ -95,7 +95,7 @@ def test_stopping_around_the_switch_changes_no_bit(where: int, data: str, tmp_pa
     copy = run_folder.Run(tmp_path / "copy")
     train.proceed(copy, train.reopen(copy), stop=until(where))
     stopped = State.load(copy.state, prepared.network.build())
-    assert stopped.step == where and (where == 5) == (not stopped.momentum.any()), "momentum starts anew in a phase"
+    assert stopped.step == where and (where == 5) == (not stopped.momentum.any()), "momentum restarts in each phase"
     train.proceed(copy, train.reopen(copy))
     assert run.weights.read_bytes() == copy.weights.read_bytes()
     assert len(ledger_of(prepared.fingerprint).account().charges) == 1
@@ -184,5 +184,5 @@ def test_published_settings_by_epsilon() -> None:
     [("dp-randp", 1.0, 50_000, 9.3), ("dp-randp", 8.0, 50_000, 2.6), ("dp-randp-dermamnist", 1.0, 7_007, 13.6)],
 )
 def test_sigmas_are_those_of_the_paper_or_smaller(name: str, epsilon: float, n: int, sigma: float) -> None:
-    found = replace(recipe(name, epsilon=epsilon), epsilon=epsilon).complete(n).sigma or 0
-    assert 0.95 * sigma < found < 1.005 * sigma
+    result = replace(recipe(name, epsilon=epsilon), epsilon=epsilon).complete(n).sigma or 0
+    assert 0.95 * sigma < result < 1.005 * sigma

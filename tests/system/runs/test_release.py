@@ -89,15 +89,15 @@ def test_what_is_told_of_the_test_split_is_the_test_splits(tmp_path: Path) -> No
     """Counts are those of the released weights on the test images; of training images none is shown."""
     data = write_data(tmp_path / "data.npz")
     run, prepared = _run(str(data), tmp_path / "run", replace(SETTINGS, examples=3))
-    found, made = evaluate(run.folder, str(data), split="test"), prepared.data
-    told = json.loads((run.folder / "evaluation.json").read_text())
-    assert made.test is not None and told["images"] == len(made.test) == 60
+    result, made = evaluate(run.folder, str(data), split="test"), prepared.data
+    content = json.loads((run.folder / "evaluation.json").read_text())
+    assert made.test is not None and content["images"] == len(made.test) == 60
     assert (
-        told["right"] / 60
-        == found["accuracy"]
+        content["right"] / 60
+        == result["accuracy"]
         == json.loads(run.metrics.read_text().splitlines()[-1])["test_accuracy_ema"]
     )
-    assert told["weights_digest"] == safetensors.read(run.weights).header["digest"]
+    assert content["weights_digest"] == safetensors.read(run.weights).header["digest"]
     shown = [
         np.asarray(Image.open(io.BytesIO(base64.b64decode(x["png"])))).tobytes()
         for x in json.loads((run.folder / "examples.json").read_text())["examples"]
@@ -147,7 +147,7 @@ def test_a_declared_n_is_the_only_n(tmp_path: Path) -> None:
 
 
 def test_persons_are_units(tmp_path: Path) -> None:
-    """60 images of 12 persons: coins are drawn for persons, and all images of one come together."""
+    """60 images of 12 persons: draws are made for persons, and all images of one come together."""
     source = tmp_path / "data.npz"
     write_data(source, images=60)
     with np.load(source) as file:
@@ -191,9 +191,9 @@ def test_the_card_is_about_the_weights_beside_it(tmp_path: Path) -> None:
     card = json.loads((run.folder / "card.json").read_text())
     header = safetensors.read(run.weights).header
     assert card["weights_digest"] == header["digest"]
-    said = json.loads(header["card"])
-    assert said["format"] == "dpvision-card-on-weights-1" and said["status"] == "private"
-    assert said["guarantee"] == card["guarantee"] and said["events"] == card["events"]
+    stated = json.loads(header["card"])
+    assert stated["format"] == "dpvision-card-on-weights-1" and stated["status"] == "private"
+    assert stated["guarantee"] == card["guarantee"] and stated["events"] == card["events"]
     account, facts, config = ledger_of(prepared.fingerprint).account(), run.facts(), run.config()
     fewer = {**facts, "event": {"type": "composed", "events": [{**facts["event"]["events"][0], "steps": 1}]}}
     run.write_facts(fewer)

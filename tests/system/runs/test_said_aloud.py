@@ -28,7 +28,7 @@ def test_which_weights_are_released_can_not_change(tmp_path: Path) -> None:
 
 
 def test_settings_can_not_change_when_all_steps_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between the last step and the release, with both accuracies on the disk."""
+    """Killed between the last step and the release, with both accuracies on disk."""
     prepared = train.prepare(str(write_data(tmp_path / "data.npz")), SETTINGS)
     folder = train.begin(prepared, tmp_path / "run")
     with monkeypatch.context() as patch:
@@ -43,16 +43,16 @@ def test_settings_can_not_change_when_all_steps_are_done(tmp_path: Path, monkeyp
 
 def test_a_card_tells_that_settings_changed_on_the_way(tmp_path: Path) -> None:
     prepared = train.prepare(str(write_data(tmp_path / "data.npz")), SETTINGS)
-    said = {}
+    results = {}
     for name, changes in (("straight", {}), ("changed", {"lr": 1.0})):
         folder = train.begin(prepared, tmp_path / name)
         asked = iter([False] * 3 + [True])
         train.proceed(folder, prepared, stop=lambda asked=asked: next(asked))
         assert train.proceed(folder, train.reopen(folder, changes)).complete
-        said[name] = " ".join(card(folder, ledger_of(prepared.fingerprint).account())["not_covered"])
-    assert "changed during the training (changes: 1)" in said["changed"]
-    assert "changed during" not in said["straight"]
-    for text in said.values():
+        results[name] = " ".join(card(folder, ledger_of(prepared.fingerprint).account())["not_covered"])
+    assert "changed during the training (changes: 1)" in results["changed"]
+    assert "changed during" not in results["straight"]
+    for text in results.values():
         assert "for anyone in both splits, these figures are not covered" in text and "every class has an image" in text
 
 
@@ -65,11 +65,11 @@ def test_a_model_of_grey_images_takes_colour_photos(tmp_path: Path) -> None:
                 pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "f" / split / name / f"{number}.png")
     settings = ("--channels", 1, "--size", 8, "--batch", 4, "--steps", 3, "--epsilon", 50)
-    code, _, said = run("train", "f", *settings, "--out", "run", home=tmp_path / "home", cwd=tmp_path)
-    assert code == 0, said
+    code, _, output = run("train", "f", *settings, "--out", "run", home=tmp_path / "home", cwd=tmp_path)
+    assert code == 0, output
     for words in (("eval", "run", "f"), ("predict", "run", "f/test/a")):
-        code, _, said = run(*words, home=tmp_path / "home", cwd=tmp_path)
-        assert code == 0, said
+        code, _, output = run(*words, home=tmp_path / "home", cwd=tmp_path)
+        assert code == 0, output
 
 
 def test_public_inputs_of_a_settings_file_are_meant_from_its_folder(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_public_inputs_of_a_settings_file_are_meant_from_its_folder(tmp_path: Pa
     text = 'synthetic = "public.npz"\nk_diff = 1\nbatch = 20\nsteps = 4\nepsilon = 50.0\nmodel = "linear"\n'
     (tmp_path / "settings" / "mine.toml").write_text(text)
     words = ("train", "data.npz", "--config", "settings/mine.toml", "--dry-run")
-    code, _, said = run(*words, home=tmp_path / "home", cwd=tmp_path)
-    assert code == 0, said
+    code, _, output = run(*words, home=tmp_path / "home", cwd=tmp_path)
+    assert code == 0, output
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])

@@ -56,8 +56,8 @@ def test_the_training_is_the_same_and_nothing_of_it_may_leave(tmp_path: Path) ->
 
 def test_the_picture_says_for_whom_it_is(tmp_path: Path) -> None:
     looked = _run(tmp_path / "looked", replace(SETTINGS, study=True))
-    found = gradient_study.plot([looked, looked], tmp_path / "gradients.svg")
-    assert next(iter(found.values())) > 0
+    result = gradient_study.plot([looked, looked], tmp_path / "gradients.svg")
+    assert next(iter(result.values())) > 0
     assert b"<svg" in (tmp_path / "gradients.svg").read_bytes()
     with pytest.raises(ConfigError, match="--study"):
         gradient_study.plot([_run(tmp_path / "without", SETTINGS)], tmp_path / "none.svg")

@@ -54,42 +54,42 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping.Stopping, "draw", lambda _: TRIALS)
-    found = prepared(parts)
+    result = prepared(parts)
     with monkeypatch.context() as patch:
         patch.setattr(
             run_folder, "remove_folder", lambda trials: trials.exists() and trials.rename(tmp_path / "trials")
         )
-        run = tune.proceed(found, tmp_path / "run")
-    account = ledger_of(found.first.fingerprint).account()
+        run = tune.proceed(result, tmp_path / "run")
+    account = ledger_of(result.first.fingerprint).account()
     (charge,) = account.charges
-    assert charge.event == found.event and isinstance(charge.event, Tuned) and len(charge.event.trials) == 4
-    assert 2.9 < accountant.epsilon(charge.event, 1e-5) <= 3 and account.spent() == found.epsilon
+    assert charge.event == result.event and isinstance(charge.event, Tuned) and len(charge.event.trials) == 4
+    assert 2.9 < accountant.epsilon(charge.event, 1e-5) <= 3 and account.spent() == result.epsilon
     # The best by accuracy on the public images, and its very weights.
     trials = [run_folder.Run(tmp_path / "trials" / str(k)) for k in range(1, TRIALS + 1)]
-    scores = [accuracy(load_model(t.folder).model, Inputs(found.score)) for t in trials]
+    scores = [accuracy(load_model(t.folder).model, Inputs(result.score)) for t in trials]
     noted = run_folder.read_lines(run.operator / "trials.jsonl")
     assert [line["score"] for line in noted] == scores
     chosen = run.facts()["tuning"]
     assert chosen["score_of_the_chosen"] == max(scores)
-    assert accuracy(load_model(run.folder).model, Inputs(found.score)) == max(scores)
+    assert accuracy(load_model(run.folder).model, Inputs(result.score)) == max(scores)
     # Weights and card claim the epsilon of the whole, not that of a trial.
-    assert from_json(json.loads(safetensors.read(run.weights).header["event"])) == Composed((found.event,))
+    assert from_json(json.loads(safetensors.read(run.weights).header["event"])) == Composed((result.event,))
     write(run, account)
     made = card(run, account)
-    assert made["guarantee"]["epsilon"] == found.epsilon > 1.5 * accountant.epsilon(found.event.trials[0], 1e-5)
+    assert made["guarantee"]["epsilon"] == result.epsilon > 1.5 * accountant.epsilon(result.event.trials[0], 1e-5)
     schema = json.loads((resources("dpvision.released.report") / "card.schema.json").read_text("utf-8"))
     assert list(Draft202012Validator(schema).iter_errors(made)) == []
     assert made["tuning"].startswith("counted") and not any("Tuning is not counted" in x for x in made["not_covered"])
     with pytest.raises(LedgerMismatch):
-        card(run, replace(account, charges=(replace(charge, event=found.event.trials[0]),)))
+        card(run, replace(account, charges=(replace(charge, event=result.event.trials[0]),)))
     # No trial by itself can be taken for a private model, nor does the charge pay for anything more.
     for trial in trials:
         assert safetensors.read(trial.weights).header["private"] == run_folder.A_TRIAL
         with pytest.raises(DataError, match="a trial of a tuning"):
             train.prepare(parts[0], replace(SETTINGS, pretrained=str(trial.weights)))
-    once_more = train.begin(found.first, run.operator / "trials" / "7", tuning_charge=charge)
+    once_more = train.begin(result.first, run.operator / "trials" / "7", tuning_charge=charge)
     with pytest.raises(LedgerMismatch, match="not a trial of a tuning"):
-        train.proceed(once_more, found.first, tuning_charge=charge)
+        train.proceed(once_more, result.first, tuning_charge=charge)
     # How many trials there were is nowhere outside of operator/.
     top = {path.name for path in run.folder.iterdir()}
     assert top - {"operator"} == {
@@ -106,22 +106,22 @@ def test_it_is_one_event_and_the_best_alone_is_released(
 def test_the_charge_comes_before_the_number_of_trials_is_drawn(
     parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = prepared(parts)
+    result = prepared(parts)
 
     def drawn(_: object) -> int:
-        assert ledger_of(found.first.fingerprint).account().charges[0].event == found.event
+        assert ledger_of(result.first.fingerprint).account().charges[0].event == result.event
         raise KeyboardInterrupt
 
     monkeypatch.setattr(stopping.Stopping, "draw", drawn)
     with pytest.raises(KeyboardInterrupt):
-        tune.proceed(found, tmp_path / "run")
+        tune.proceed(result, tmp_path / "run")
     assert not (tmp_path / "run" / "weights.safetensors").exists()
 
 
 def test_an_interrupted_tuning_leaves_no_trial_and_no_key(
     parts: tuple[str, str], tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, kept, keys = prepared(parts), run_folder.Run(tmp_path / "kept"), own_home / "keys"
+    result, kept, keys = prepared(parts), run_folder.Run(tmp_path / "kept"), own_home / "keys"
 
     def interrupt(*_: object) -> None:
         assert len(list(keys.iterdir())) == 1
@@ -130,11 +130,11 @@ def test_an_interrupted_tuning_leaves_no_trial_and_no_key(
 
     monkeypatch.setattr(train.metrics, "measure", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        tune.proceed(found, tmp_path / "run")
+        tune.proceed(result, tmp_path / "run")
     run = run_folder.Run(tmp_path / "run")
     assert not (run.operator / "trials").exists() and not run.weights.exists() and not list(keys.iterdir())
     # A trial that somebody kept is not gone on with.
-    for go_on in (lambda: train.reopen(kept), lambda: train.proceed(kept, found.first)):
+    for go_on in (lambda: train.reopen(kept), lambda: train.proceed(kept, result.first)):
         with pytest.raises(ConfigError, match=f"trial of the tuning {run.facts()['run']}"):
             go_on()
     with pytest.raises(ConfigError, match="a new tuning"):
@@ -148,15 +148,15 @@ def test_what_a_kill_leaves_is_removed_by_what_opens_the_folder_next(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(stopping.Stopping, "draw", lambda _: 1)
-    found, run, other = prepared(parts), run_folder.Run(tmp_path / "run"), Key.fresh()
+    result, run, other = prepared(parts), run_folder.Run(tmp_path / "run"), Key.fresh()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(tune, "remove_trials", kill)
-        tune.proceed(found, run.folder)
+        tune.proceed(result, run.folder)
     trials = run.operator / "trials"
     assert trials.exists() and run.facts()["complete"] is False, "complete, there are no trials any more"
     # Of a trial that was under way, its key; and a state by other means names the key of another run.
-    charge = ledger_of(found.first.fingerprint).account().charges[0]
-    train.begin(found.first, trials / "2", tuning_charge=charge)
+    charge = ledger_of(result.first.fingerprint).account().charges[0]
+    train.begin(result.first, trials / "2", tuning_charge=charge)
     other.write(run_folder.key_path("0123456789abcdef"))
     (trials / "3" / "operator").mkdir(parents=True)
     (trials / "3" / "operator" / "state.safetensors").write_bytes(safetensors.dump({}, {"key": "0123456789abcdef"}))
@@ -181,8 +181,8 @@ def test_a_tuning_and_a_run_share_the_budget(
     parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping.Stopping, "draw", lambda _: 1)
-    found = prepared(parts)
-    assert not (tune.proceed(found, tmp_path / "run").operator / "trials").exists(), "what was not paid for goes"
+    result = prepared(parts)
+    assert not (tune.proceed(result, tmp_path / "run").operator / "trials").exists(), "what was not paid for goes"
     with pytest.raises(BudgetSpent):
         tune.proceed(prepared(parts, budget=None), tmp_path / "again")
     with pytest.raises(ConfigError, match=r"--budget 9 .* has a budget of epsilon"):
@@ -191,18 +191,18 @@ def test_a_tuning_and_a_run_share_the_budget(
     assert (tmp_path / "run").stat().st_mtime % 86_400 == 0, "how long it took would tell"
     more = train.prepare(parts[0], replace(SETTINGS, budget=None, epsilon=0.5))
     train.proceed(train.begin(more, tmp_path / "more"), more)
-    spent = ledger_of(found.first.fingerprint).account().spent()
-    assert found.epsilon < spent < found.epsilon + 0.6
+    spent = ledger_of(result.first.fingerprint).account().spent()
+    assert result.epsilon < spent < result.epsilon + 0.6
 
 
 def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_path: Path) -> None:
-    found = prepared(parts)
-    accounts = choose(found.first.fingerprint, found.first.sketch)
-    charge, _ = tune._charge(found, "run", accounts)
-    account = ledger_of(found.first.fingerprint).account()
+    result = prepared(parts)
+    accounts = choose(result.first.fingerprint, result.first.sketch)
+    charge, _ = tune._charge(result, "run", accounts)
+    account = ledger_of(result.first.fingerprint).account()
     trial, tuned = (
-        found.event.trials[0],
-        run_folder.create(tmp_path / "run", found.first.config, tune._facts(found, "run", accounts), b""),
+        result.event.trials[0],
+        run_folder.create(tmp_path / "run", result.first.config, tune._facts(result, "run", accounts), b""),
     )
     here, elsewhere = run_folder.Run(tuned.operator / "trials" / "1"), run_folder.Run(tmp_path / "a" / "trials" / "1")
     assert _trial_of(here, charge, account, trial, id="x").event == trial
@@ -216,9 +216,9 @@ def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_p
         with pytest.raises(LedgerMismatch):
             _trial_of(place, paid, account, event, id="x")
     tuned.write_facts({**tuned.facts(), "complete": True})
-    with pytest.raises(LedgerMismatch, match="not a trial of a tuning in progress"):
+    with pytest.raises(LedgerMismatch, match="not a trial of a tuning run in progress"):
         _trial_of(here, charge, account, trial, id="x")
-    cheaper = replace(found, event=replace(found.event, epsilon=1.0))
+    cheaper = replace(result, event=replace(result.event, epsilon=1.0))
     with pytest.raises(ConfigError, match="do not prove"):
         tune._charge(cheaper, "other", accounts)
 
@@ -255,11 +255,11 @@ def test_grids_that_make_no_sense_are_refused(parts: tuple[str, str], grid: dict
 
 
 def test_candidates_of_other_steps_have_other_noise(parts: tuple[str, str]) -> None:
-    found = tune.prepare(parts[0], SETTINGS, {"steps": [2, 8]}, score=parts[1], trials=5.0)
-    few, many = found.event.trials
+    features = tune.prepare(parts[0], SETTINGS, {"steps": [2, 8]}, score=parts[1], trials=5.0)
+    few, many = features.event.trials
     assert isinstance(few, PoissonGaussian) and isinstance(many, PoissonGaussian)
     assert (few.steps, many.steps) == (2, 8) and many.sigma == pytest.approx(2 * few.sigma, rel=1e-3)
-    assert found.candidates[1].config.sigma == many.sigma and found.epsilon <= 3
+    assert features.candidates[1].config.sigma == many.sigma and features.epsilon <= 3
 
 
 def test_the_verb(parts: tuple[str, str], tmp_path: Path) -> None:

@@ -215,8 +215,8 @@ def test_other_public_images_are_another_run(sources: tuple[str, str], tmp_path:
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_recipes_are_complete_and_say_what_to_expect(name: str) -> None:
-    config, said = recipe(name), RECIPES[name].__doc__ or ""
+    config, result = recipe(name), RECIPES[name].__doc__ or ""
     assert config.recipe == name
     for word in ("Paper:", "Command: dpvision train", "Hardware and minutes:", "Expect"):
-        assert word in said, f"{name} does not say {word}"
-    assert f"--recipe {name}" in said or name == "default"
+        assert word in result, f"{name} does not say {word}"
+    assert f"--recipe {name}" in result or name == "default"

@@ -51,16 +51,18 @@ def test_a_class_without_images(tmp_path: Path) -> None:
 
 
 def test_noise_that_does_not_keep_epsilon_is_refused(tmp_path: Path, own_home: Path) -> None:
-    code, _, said = run("train", "digits", "--epsilon", 1, "--sigma", 0.5, "--out", "run", home=own_home, cwd=tmp_path)
-    assert code == 2 and "leave --sigma out" in said
+    code, _, output = run(
+        "train", "digits", "--epsilon", 1, "--sigma", 0.5, "--out", "run", home=own_home, cwd=tmp_path
+    )
+    assert code == 2 and "leave --sigma out" in output
     assert not (tmp_path / "run").exists() and not own_home.exists()
 
 
 def test_a_dry_run_says_what_a_run_would_be_refused_for(tmp_path: Path, own_home: Path) -> None:
     assert run("train", "digits", "--epsilon", 1, home=own_home, cwd=tmp_path)[0] == 0
     assert (tmp_path / "runs" / "1" / "card.json").exists()
-    code, _, said = run("train", "digits", "--epsilon", 1, "--dry-run", home=own_home, cwd=tmp_path)
-    assert code == 4 and "budget" in said
+    code, _, output = run("train", "digits", "--epsilon", 1, "--dry-run", home=own_home, cwd=tmp_path)
+    assert code == 4 and "budget" in output
     assert not (tmp_path / "runs" / "2").exists()
-    code, _, said = run("resume", "runs/1", "--lr", 1, home=own_home, cwd=tmp_path)
-    assert code == 2 and "finished, so lr" in said
+    code, _, output = run("resume", "runs/1", "--lr", 1, home=own_home, cwd=tmp_path)
+    assert code == 2 and "finished, so lr" in output

@@ -37,7 +37,7 @@ def dot_product_attention(
 ) -> Any:
     """Pad queries, keys and values that are all data; compute other combinations per unit."""
     if dropout_p > 0:
-        raise UnsafeLayer("scaled_dot_product_attention with dropout_p > 0 draws at random. Fix: dropout_p=0.")
+        raise UnsafeLayer("scaled_dot_product_attention with dropout_p > 0 draws at random. Fix: set dropout_p=0.")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if attn_mask is not None or not all(isinstance(t, Data) for t in (query, key, value)):

@@ -115,7 +115,7 @@ ALWAYS |= {*_FUNCTIONS, *_IN_PLACE}
 
 @rule_for(*_FUNCTIONS)
 def pointwise(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Apply an activation function in memory order to whole vectors, also in the backward pass."""
+    """Apply an activation function in memory order to whole vectors, in the backward pass too."""
     if not isinstance(input, Data) or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
         return per_unit(current, func, input, *args, **kwargs)
     if kwargs.pop("inplace", False):

@@ -89,7 +89,7 @@ class _Call:
 
 
 def compute_per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function once per unit, and differentiate each call by autograd."""
+    """Call a function once per unit, and differentiate each call with autograd."""
     leaves, spec = tree_flatten((args, kwargs))
     name = getattr(func, "__name__", str(func))
     in_place = name.endswith("_") and not name.endswith("__")
@@ -105,7 +105,7 @@ def compute_per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any
     elif in_place or current.batched:  # on an accelerator, rounding cannot vary with the size, which is fixed
         return func(*plain(args), **plain(kwargs))
     if current.measures:
-        return _measured(current, func, args, kwargs, leaves, name)
+        return _measure(current, func, args, kwargs, leaves, name)
     *grows, out_grows = current.image_axes_of_call(name)
     data = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Data)]
     if not out_grows or not all(grows[i] for i in data):
@@ -121,7 +121,7 @@ def compute_per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any
     return _PerUnit.apply(call, sinks, *(plain(leaves[i]) for i in (*call.data, *call.weights)))
 
 
-def _measured(current: Pass, func: Any, args: Any, kwargs: Any, leaves: list[Any], name: str) -> Any:
+def _measure(current: Pass, func: Any, args: Any, kwargs: Any, leaves: list[Any], name: str) -> Any:
     """Compute all blank images of a measuring pass at once, and note which axes grow with their number."""
     out = func(*plain(args), **plain(kwargs))
     if not isinstance(out, Tensor):

@@ -172,7 +172,7 @@ def weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: Spans, last: tupl
         return product_of_unit(d, a).view(outputs, inputs, *last)
 
     def together(units: list[int], size: int) -> Tensor:
-        d, a = (_stacked(t, spans, units, size * places) for t in (dy, x))
+        d, a = (_stack(t, spans, units, size * places) for t in (dy, x))
         return batched_product(d.mT, a, sink.current.bf16).view(len(units), outputs, inputs, *last)
 
     if sink.current.batched:
@@ -201,7 +201,7 @@ def product_of_unit(d: Tensor, a: Tensor) -> Tensor:
     return onednn_product(d.T, a.contiguous()) if uses_onednn(d) and a.numel() and d.numel() else align(d).T @ align(a)
 
 
-def _stacked(values: Tensor, spans: Spans, units: list[int], size: int) -> Tensor:
+def _stack(values: Tensor, spans: Spans, units: list[int], size: int) -> Tensor:
     """Stack (rows, ..., p) as (units, size, p), always in the same memory order, on which rounding depends."""
     values = torch.cat([values[spans[e]] for e in units]) if len(units) < len(spans) else values.contiguous()
     return values.reshape(len(units), size, values.shape[-1])
@@ -212,7 +212,7 @@ def sums_by_unit(values: Tensor, spans: Spans) -> Tensor:
     if values.device.type != "cpu":  # all units have the same number of rows there
         return values.reshape(len(spans), -1, values.shape[-1]).sum(1)
     groups = spans.by_size
-    parts = {s: _stacked(values, spans, units, s * values.shape[1]).sum(1) for s, units in groups.items()}
+    parts = {s: _stack(values, spans, units, s * values.shape[1]).sum(1) for s, units in groups.items()}
     if len(parts) == 1:
         return next(iter(parts.values()))
     sums = values.new_empty(len(spans), values.shape[-1])

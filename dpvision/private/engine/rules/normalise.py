@@ -182,7 +182,7 @@ def instance_norm(
 ) -> Any:
     """Normalise each channel of each image, as a GroupNorm with one channel per group."""
     if running_mean is not None or running_var is not None or not use_input_stats:
-        raise UnsafeLayer("InstanceNorm stores statistics of the data. Fix: track_running_stats=False.")
+        raise UnsafeLayer("InstanceNorm stores statistics of the data. Fix: set track_running_stats=False.")
     return group_norm(current, F.group_norm, input, input.shape[1], weight, bias, eps)
 
 
@@ -246,7 +246,7 @@ def scale_and_shift_gradients(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tens
 
 def normalise_groups(x: Tensor, weight: Any, bias: Any, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and the mean and the reciprocal standard deviation of each image and group, on an accelerator."""
-    v = _grouped(x, groups)
+    v = _view_by_group(x, groups)
     variance, mean = torch.var_mean(v, dim=(2, 3), correction=0, keepdim=True)
     inverse = variance.add_(eps).rsqrt_()
     scale = inverse if weight is None else inverse * weight.view(1, groups, -1, 1)
@@ -262,7 +262,7 @@ def groups_gradients(
     dx = (w dy - mean(w dy) - mean(w dy u) u) / deviation, with means over each image and group.
     """
     groups = mean.shape[1]
-    d, centred = _grouped(dy, groups), _grouped(x, groups) - mean
+    d, centred = _view_by_group(dy, groups), _view_by_group(x, groups) - mean
     total = d.sum(3, keepdim=True)
     along = (d * centred).sum(3, keepdim=True).mul_(inverse)
     w = 1.0 if weight is None else weight.view(1, groups, -1, 1)
@@ -273,7 +273,7 @@ def groups_gradients(
     return dx.addcmul_(d, inverse * w).reshape(x.shape), along.flatten(1), total.flatten(1)
 
 
-def _grouped(t: Tensor, groups: int) -> Tensor:
+def _view_by_group(t: Tensor, groups: int) -> Tensor:
     """View (images, channels, ...) as (images, groups, channels of a group, positions), in any memory order."""
     last = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
     flat = t.permute(0, 2, 3, 1).flatten(1, 2).mT if last else t.reshape(*t.shape[:2], -1)

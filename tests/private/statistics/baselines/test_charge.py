@@ -143,7 +143,7 @@ def test_fresh_noise_is_fresh_and_n_is_public(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"method": "gan"}, "method is 'gan'"),
         ({"lenght": 1.0}, "Did you mean 'length'"),
@@ -163,8 +163,8 @@ def test_fresh_noise_is_fresh_and_n_is_public(tmp_path: Path) -> None:
         ({"method": "p3gm", "clip": float("nan")}, "clip is nan"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_is_charged(wrong: dict, said: str, tmp_path: Path) -> None:
+def test_wrong_settings_are_refused_before_anything_is_charged(wrong: dict, message: str, tmp_path: Path) -> None:
     ledger = new_ledger(tmp_path)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         _made(ledger, **wrong)
     assert not ledger.exists(), "no account was opened"

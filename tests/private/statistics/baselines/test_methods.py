@@ -58,19 +58,19 @@ def test_without_noise_a_mixture_is_the_sample() -> None:
     rows = Rows.of(x, y, Preparation(bound=5.0), classes=CLASSES)
     latent, missed = project(rows, np.eye(WIDTH))
     assert np.abs(missed).max() < 1e-6
-    found = from_moments(
+    result = from_moments(
         component_moments(latent, None).total, width=WIDTH, classes=CLASSES, n=400, noise=0.0, shared=False
     )
     for j in range(CLASSES):
         own = latent.x[y == j].astype(float)
-        covariance = found.vectors[j] * found.values[j] @ found.vectors[j].T
-        assert np.allclose(found.means[j], own.mean(axis=0), atol=1e-9)
+        covariance = result.vectors[j] * result.values[j] @ result.vectors[j].T
+        assert np.allclose(result.means[j], own.mean(axis=0), atol=1e-9)
         assert np.allclose(covariance, np.cov(own.T, bias=True), atol=1e-5)
-        assert np.isclose(found.shares[j], (y == j).mean())
-    z, labels = found.draw(40_000, np.random.default_rng(1))
+        assert np.isclose(result.shares[j], (y == j).mean())
+    z, labels = result.draw(40_000, np.random.default_rng(1))
     own = z[labels == 2]
-    assert np.allclose(own.mean(axis=0), found.means[2], atol=0.01)
-    assert np.allclose(np.cov(own.T), found.vectors[2] * found.values[2] @ found.vectors[2].T, atol=2e-3)
+    assert np.allclose(own.mean(axis=0), result.means[2], atol=0.01)
+    assert np.allclose(np.cov(own.T), result.vectors[2] * result.values[2] @ result.vectors[2].T, atol=2e-3)
 
 
 def test_rounds_find_two_components_of_a_class() -> None:
@@ -102,9 +102,9 @@ def test_a_network_adds_what_the_components_miss() -> None:
 
 def test_embeddings_come_back_split_by_class() -> None:
     vector = np.concatenate([np.arange(12.0) * 0.8, np.array([3.0, -5.0, 9.0]) * 0.6])
-    mu, found = split_by_class(vector, classes=3, c=0.6, n=10)
+    mu, result = split_by_class(vector, classes=3, c=0.6, n=10)
     assert np.allclose(mu, np.arange(12.0).reshape(4, 3) / 10)
-    assert np.allclose(found, np.array([3, 1 / 3, 9]) / (12 + 1 / 3)), "a count below 0 becomes a small one"
+    assert np.allclose(result, np.array([3, 1 / 3, 9]) / (12 + 1 / 3)), "a count below 0 becomes a small one"
     assert np.allclose(split_by_class(np.ones(8), classes=4, c=0.0, n=10)[1], 0.25)
     assert allocate(8, np.array([0.25, 0.5, 0.25])).tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
     assert allocate(3, np.array([0.1, 0.1, 0.8 - 1e-12])).max() == 2

@@ -80,8 +80,8 @@ def test_a_row_that_is_no_number_adds_nothing_at_all() -> None:
         alone, *_ = _made(x[:0], y[:0], name)
         bad = np.full_like(x, np.nan)
         bad[::2] = np.inf
-        found, *_ = _made(bad, y, name, alone.results)
-        assert not any(asked.total.any() for asked in found.asked), name
+        result, *_ = _made(bad, y, name, alone.results)
+        assert not any(asked.total.any() for asked in result.asked), name
 
 
 def test_fourier_features_have_length_1_and_make_the_kernel() -> None:
@@ -131,7 +131,7 @@ def test_an_embedding_that_breaks_its_promise_is_cut() -> None:
 
 
 def test_the_checks_have_teeth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts beside a sum that already has all of the length are found, and so are shares that add up to 2."""
+    """Counts next to a sum that already has all of the length are found, and so are shares that add up to 2."""
     monkeypatch.setattr(embedding.math, "sqrt", lambda value: 1.0)
     with pytest.raises(AssertionError, match="1e-06"):
         test_a_neighbour_moves_what_is_released_by_at_most_the_sensitivity("merf")

@@ -162,8 +162,8 @@ def test_what_was_left_out_when_a_store_was_packed_is_said(tmp_path: Path) -> No
         store = pack(tmp_path / "images", tmp_path / f"store{skip}", classes=10, size=8, channels=1, skip_broken=skip)
         made(tmp_path / f"{skip}", declared, source=str(store))
     assert "reveals that all images could be read" in _not_covered(tmp_path / "False")
-    said = _not_covered(tmp_path / "True")
-    assert "may have been left out" in said and "all images could be read" not in said
+    text = _not_covered(tmp_path / "True")
+    assert "may have been left out" in text and "all images could be read" not in text
 
 
 def test_names_of_classes_that_were_read_off_are_said_to_be(tmp_path: Path) -> None:

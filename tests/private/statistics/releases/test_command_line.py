@@ -51,11 +51,11 @@ def test_release_then_features_then_a_classifier_of_ones_own(run: Run, tmp_path:
     assert code == 0 and "as private as the images" in out, err
     assert (tmp_path / "test.safetensors").stat().st_mode & 0o077 == 0
     features, labels = read_rows("releases/1")
-    found = load_file("test.safetensors")
-    assert found["features"].shape == (360, RANK) and found["labels"].shape == (360,)
+    loaded = load_file("test.safetensors")
+    assert loaded["features"].shape == (360, RANK) and loaded["labels"].shape == (360,)
     means = np.stack([features[labels == k].mean(axis=0) for k in range(10)])
-    nearest = (found["features"] @ means.T - (means**2).sum(axis=1) / 2).argmax(axis=1)
-    assert (nearest == found["labels"]).mean() > 0.6
+    nearest = (loaded["features"] @ means.T - (means**2).sum(axis=1) / 2).argmax(axis=1)
+    assert (nearest == loaded["labels"]).mean() > 0.6
     code, _, err = run("features", "releases/1", "digits", "--out", "test.safetensors")
     assert code == 2 and "must be a new file" in err
     code, _, err = run("features", "nowhere", "digits", "--out", "b.safetensors")
@@ -96,9 +96,9 @@ def test_a_published_method_from_the_release_to_a_classifier(
     features, labels = read_rows("a")
     assert features.shape == (300, 64) and labels.dtype == np.int64 and set(labels) <= set(range(10))
     code, _, err = run("features", "a", "digits", "--out", "test.safetensors")
-    found = load_file("test.safetensors")
+    loaded = load_file("test.safetensors")
     assert code == 0, err
-    assert DiscriminantLearner(classes=10).fit(features, labels).score(found["features"], found["labels"]) > 0.6
+    assert DiscriminantLearner(classes=10).fit(features, labels).score(loaded["features"], loaded["labels"]) > 0.6
     code, _, err = run(*words, "--out", "b")
     assert code == 4 and "budget" in err and not Path("b").exists()
     code, out, err = run("audit", "a", "--runs", 200, "--confidence", 0.999999)  # never refuted by chance
@@ -163,7 +163,7 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
         (("--encoder", "small-cnn", "--weights", "no.safetensors"), 3, "no.safetensors: there is no such file"),
         (("--encoder", "small-cnn", "--weights", "full/x"), 3, "full/x: is not a valid safetensors file"),
         (("--weights", "full/x"), 2, "has no weights"),
-        ((*map(str, SMALL), "--out", "full"), 2, "full: exists already"),
+        ((*map(str, SMALL), "--out", "full"), 2, "full: already exists"),
         ((*map(str, SMALL), "--out", "full/x/y"), 2, "full/x is not a folder"),
         ((*map(str, SMALL), "--share", "2"), 2, "share is 2"),
         ((*map(str, SMALL), "--budget", "1"), 4, "budget"),
@@ -256,7 +256,7 @@ def test_recipes_can_be_shown_and_copied_and_used(recipe: str, run: Run) -> None
     code, out, err = run("release", "digits", "--config", f"{recipe}.toml", "--epsilon", 8, "--dry-run")
     needs_weights = recipe == "neuromix-cifar100"
     assert code == (2 if needs_weights else 0) and (needs_weights or f"{recipe}: " in out), err
-    assert not needs_weights or "Fix: `dpvision weights get dinov2-vits14`" in err
+    assert not needs_weights or "Fix: run `dpvision weights get dinov2-vits14`" in err
 
 
 def test_recipes_lists_both_kinds(run: Run) -> None:

@@ -28,11 +28,11 @@ def test_its_share_of_mu_is_the_root() -> None:
 
 def test_the_degree_of_the_papers_data_sets() -> None:
     """n = T = 50,000: between 32 and 256 for epsilon 1 to 8, where the paper finds the best degrees by trying."""
-    found = [optimal_degree(50_000, 50_000, budget=Budget(e, 1e-5)) for e in (1.0, 2.0, 4.0, 8.0)]
-    assert found == sorted(found) and found[0] > 25 and found[-1] < 256
+    results = [optimal_degree(50_000, 50_000, budget=Budget(e, 1e-5)) for e in (1.0, 2.0, 4.0, 8.0)]
+    assert results == sorted(results) and results[0] > 25 and results[-1] < 256
     mu = gdp.mu_of_point(1.0, 1e-5)
-    assert found[0] == pytest.approx(optimal_nu(mu) * math.sqrt(50_000))
-    assert optimal_degree(50_000, 200_000, budget=Budget(1.0, 1e-5)) == pytest.approx(found[0] / 2)
+    assert results[0] == pytest.approx(optimal_nu(mu) * math.sqrt(50_000))
+    assert optimal_degree(50_000, 200_000, budget=Budget(1.0, 1e-5)) == pytest.approx(results[0] / 2)
     assert optimal_degree(10, 1, budget=Budget(8.0, 1e-5)) <= 10
 
 

@@ -71,8 +71,8 @@ def test_the_readme_reads_it_without_dpvision(name: str, released: dict[str, Pat
     labels = f"({rows},) int64" if name in ("moments", "class-schedule") else f"({rows}, 10) float32"
     assert done.stdout.strip() == f"({rows}, {width}) float32 {labels} True"
     assert schema["labels"]["dtype"] in labels and len(schema["classes"]) == 10
-    features, found = read_rows(released[name])
-    assert f"{features.shape} {features.dtype} {found.shape} {found.dtype}" == f"({rows}, {width}) float32 {labels}"
+    features, result = read_rows(released[name])
+    assert f"{features.shape} {features.dtype} {result.shape} {result.dtype}" == f"({rows}, {width}) float32 {labels}"
 
 
 def test_the_readme_of_moments_classifies_by_them_without_dpvision(
@@ -117,15 +117,15 @@ def test_features_of_the_private_images_are_those_that_were_used(
     monkeypatch.setenv("DPVISION_HOME", str(home))
     monkeypatch.setattr(public_map, "IMAGES", IMAGES)
     encoded = Encoded(prepare("digits", SETTINGS[name]))
-    found = features_of(released[name], "digits", split="train")
-    assert found["features"].dtype == np.float32 and np.array_equal(found["features"], encoded.rows.x)
-    assert np.array_equal(found["labels"], encoded.rows.labels)
+    features = features_of(released[name], "digits", split="train")
+    assert features["features"].dtype == np.float32 and np.array_equal(features["features"], encoded.rows.x)
+    assert np.array_equal(features["labels"], encoded.rows.labels)
     assert encoded.test is not None
     assert np.array_equal(features_of(released[name], "digits")["features"], encoded.test[0])
 
 
 def test_features_that_can_not_be_had(released: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no val split\. Fix: --split train or test"):
+    with pytest.raises(DataError, match=r"no val split\. Fix: use --split train or test"):
         features_of(released["bounded"], "digits", split="val")
     with pytest.raises(ConfigError, match="has no weights"):
         features_of(released["bounded"], "digits", weights=tmp_path / "w.safetensors")
@@ -136,16 +136,16 @@ def test_features_that_can_not_be_had(released: dict[str, Path], tmp_path: Path)
 
 def _json(name: str, **values: Any) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        found = json.loads((folder / name).read_text())
+        content = json.loads((folder / name).read_text())
         for key, value in values.items():
-            place, inside = found, key.split("__")
+            place, inside = content, key.split("__")
             for part in inside[:-1]:
                 place = place[part]
             if value is ...:
                 del place[inside[-1]]
             else:
                 place[inside[-1]] = value
-        (folder / name).write_text(json.dumps(found))
+        (folder / name).write_text(json.dumps(content))
 
     return write
 
@@ -156,8 +156,8 @@ def _text(name: str, text: str | bytes) -> Callable[[Path], None]:
 
 def _arrays(name: str, **values: Any) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        found = {**load_file(folder / name), **values}
-        save_file({k: np.ascontiguousarray(v) for k, v in found.items() if v is not None}, folder / name)
+        loaded = {**load_file(folder / name), **values}
+        save_file({k: np.ascontiguousarray(v) for k, v in loaded.items() if v is not None}, folder / name)
 
     return write
 
@@ -376,7 +376,7 @@ def test_encoders_that_a_card_may_not_name(copied: Path) -> None:
         with pytest.raises((ConfigError, DataError)):
             features_of(copied, "digits")
     _json("card.json", features__encoder="pixels", features__weights="ab" * 32)(copied)
-    with pytest.raises(ConfigError, match="other weights than those of the release"):
+    with pytest.raises(ConfigError, match="does not have the weights of the release"):
         features_of(copied, "digits")
 
 
@@ -407,7 +407,7 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert not list((tmp_path / "a").iterdir())
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="exists already"), create_folder(tmp_path / "file"):
+    with pytest.raises(ConfigError, match="already exists"), create_folder(tmp_path / "file"):
         pass
     assert (tmp_path / "file").read_text() == "x"
 

@@ -13,9 +13,9 @@ DRAWN = 60_000
 
 def _exact(x: np.ndarray, labels: np.ndarray, **noise: float) -> ClassMoments:
     x = x.astype(np.float64)
-    told = {"noise_of_sums": 0.0, "noise_of_counts": 0.0, "noise_of_second": 0.0, **noise}
+    results = {"noise_of_sums": 0.0, "noise_of_counts": 0.0, "noise_of_second": 0.0, **noise}
     y = np.eye(CLASSES)[labels]
-    return ClassMoments(sums=x.T @ y, counts=y.sum(axis=0), second=x.T @ x, n=len(x), **told)
+    return ClassMoments(sums=x.T @ y, counts=y.sum(axis=0), second=x.T @ x, n=len(x), **results)
 
 
 def test_without_noise_rows_are_as_the_records_were() -> None:
@@ -25,12 +25,12 @@ def test_without_noise_rows_are_as_the_records_were() -> None:
     features, classes = moments.draw(DRAWN, np.random.default_rng(0))
     assert features.dtype == np.float32 and classes.dtype == np.int64
     wanted = np.stack([rows.x[labels == k].mean(axis=0) for k in range(CLASSES)])
-    found = np.stack([features[classes == k].mean(axis=0) for k in range(CLASSES)])
+    result = np.stack([features[classes == k].mean(axis=0) for k in range(CLASSES)])
     assert np.allclose(moments.means, wanted, atol=1e-6), "nothing is drawn in where there is no noise"
-    assert np.allclose(found, wanted, atol=0.01)
+    assert np.allclose(result, wanted, atol=0.01)
     assert np.allclose(np.bincount(classes) / DRAWN, np.bincount(labels) / len(labels), atol=0.01)
     within = np.cov(rows.x - wanted[labels], rowvar=False, bias=True) + MIN_RIDGE * np.eye(WIDTH)
-    assert np.allclose(np.cov(features - found[classes], rowvar=False), within, atol=0.1 * within.max())
+    assert np.allclose(np.cov(features - result[classes], rowvar=False), within, atol=0.1 * within.max())
     values, vectors = moments.spread
     assert np.allclose(vectors * values @ vectors.T, within, atol=1e-7)
 

@@ -41,7 +41,7 @@ SAMPLERS: dict[str, tuple[MixtureSampler, float]] = {
 def test_one_record_more_moves_only_its_own_rows(
     name: str, kind: str, weights: RandomWeights | None, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """What reaches the noise, replayed: all others with the same coins and weights, and the new one with its own."""
+    """What reaches the noise, replayed: all others with the same draws and weights, and the new one with its own."""
     sampler, degree = SAMPLERS[name]
     x, labels = data()
     more, longer = np.vstack([x, NASTY[kind]]), np.r_[labels, 1]
@@ -76,14 +76,14 @@ def test_one_record_more_moves_only_its_own_rows(
         "add_noise",
         lambda total, _, *, sensitivity, sigma: asked.add(sensitivity) or totals.append(total.copy()) or total,
     )
-    found = []
+    results = []
     for number, rows in enumerate((rows_of(more, longer), rows_of(x, labels))):
         totals.clear()
         mixtures = Mixtures(rows, sampler, degree=degree, weights=weights)
         list(mixtures.blocks(charge(tmp_path / str(number), mixtures, sampler.event(1.5)), KEY))
-        found.append(np.vstack(totals))
+        results.append(np.vstack(totals))
     assert asked == {1.0}
-    moved = np.linalg.norm(found[0] - found[1], axis=1)
+    moved = np.linalg.norm(results[0] - results[1], axis=1)
     mine = np.concatenate(
         [np.diff(np.searchsorted(np.flatnonzero(c.members == N), c.starts)) for _, c in sorted(rng.items())]
     )
@@ -111,8 +111,8 @@ def test_sums_do_not_depend_on_the_order() -> None:
     assert all(np.array_equal(sums[0], other) for other in sums[1:])
     assert np.array_equal(sums[0][0], values.astype(np.float64)[members].sum(0)), "as in exact arithmetic"
     assert not sums[0][1].any(), "nobody: zero"
-    beside = round_to_grid((x[:, :7], 1.0), (x[:, 7:], 0.5), degree=64).x
-    assert np.array_equal(beside[:, :7], values[:, :7]) and (np.abs(beside[:, 7:]) <= 0.5 * np.abs(x[:, 7:])).all()
+    joined = round_to_grid((x[:, :7], 1.0), (x[:, 7:], 0.5), degree=64).x
+    assert np.array_equal(joined[:, :7], values[:, :7]) and (np.abs(joined[:, 7:]) <= 0.5 * np.abs(x[:, 7:])).all()
 
 
 def test_weighted_sums_are_exact_too() -> None:
@@ -123,16 +123,16 @@ def test_weighted_sums_are_exact_too() -> None:
     members, starts = rng.integers(0, 500, 1400), np.array([0, 900, 900, 1400])
     steps = rng.integers(0, 2**WEIGHT_BITS + 1, len(members))
     weights = steps * 2.0**-WEIGHT_BITS
-    found = sum_chosen(grid, RowMembers(members, starts), weights)
+    result = sum_chosen(grid, RowMembers(members, starts), weights)
     whole = (grid.x.astype(np.float64) * grid.max_terms**-1 * 2.0**24).astype(np.int64)
     assert np.array_equal(whole * 2.0**-24 * grid.max_terms, grid.x)
     for row in range(3):
         part = slice(starts[row], starts[row + 1])
         wanted = (steps[part, None] * whole[members[part]]).sum(axis=0)
-        assert np.array_equal(found[row] * (2.0 ** (24 + WEIGHT_BITS) / grid.max_terms), wanted)
+        assert np.array_equal(result[row] * (2.0 ** (24 + WEIGHT_BITS) / grid.max_terms), wanted)
     order = rng.permutation(900)
     shuffled = sum_chosen(grid, RowMembers(members[:900][order], np.array([0, 900])), weights[:900][order])
-    assert np.array_equal(shuffled[0], found[0])
+    assert np.array_equal(shuffled[0], result[0])
 
 
 def test_sums_are_exact_however_many_are_drawn() -> None:
@@ -143,8 +143,8 @@ def test_sums_are_exact_however_many_are_drawn() -> None:
     grid = round_to_grid((x, 1.0), degree=degree)
     assert grid.x[-1, 0] == 2.0**-20
     members, starts = np.r_[np.arange(5000), np.arange(1, 5000)], np.array([0, 5000, 5000, 9999])
-    found = sum_chosen(grid, RowMembers(members, starts))[:, 0]
-    assert found[0] == 40 + 4960 * 2.0**-20 and found[1] == 0 and found[0] - found[2] == 1.0
+    result = sum_chosen(grid, RowMembers(members, starts))[:, 0]
+    assert result[0] == 40 + 4960 * 2.0**-20 and result[1] == 0 and result[0] - result[2] == 1.0
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -46,10 +46,10 @@ def test_rows_and_degree_can_be_asked_for() -> None:
 def test_the_papers_noise_tells_more_than_it_says(recipe: str) -> None:
     whole = with_changes(release_recipe(recipe), {"epsilon": 1.0}).complete(N, 10, channels=1)
     assert whole.sigma and published_sigma(whole) < whole.sigma
-    found = compare_accounts(whole, 10)
-    truly = float(found["its true privacy"].removeprefix("epsilon "))
+    result = compare_accounts(whole, 10)
+    truly = float(result["its true privacy"].removeprefix("epsilon "))
     assert truly > (2.0 if recipe == "neuromix-hs" else 1.0), "hierarchical sampling most of all"
-    assert "epsilon 1 at delta 1e-05" in found["requested"]
+    assert "epsilon 1 at delta 1e-05" in result["requested"]
 
 
 @pytest.mark.parametrize("recipe", ["moments", "class-schedule", "dp-merf", "dp-hp", "p3gm"])

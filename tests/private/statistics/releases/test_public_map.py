@@ -23,10 +23,10 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_made_once_and_is_the_same_everywhere(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, int]] = []
+    results: list[tuple[int, int]] = []
     pixels = load_encoder("pixels", SHAPE)
-    first = load_or_compute_whitening(pixels, rank=10, progress=lambda *done: told.append(done))
-    assert first.matrix.shape == (64, 10) and told[-1] == (100, 100)
+    first = load_or_compute_whitening(pixels, rank=10, progress=lambda *done: results.append(done))
+    assert first.matrix.shape == (64, 10) and results[-1] == (100, 100)
     (kept,) = (own_home / "priors").glob("map-*.safetensors")
     with monkeypatch.context() as patch:
         patch.setattr(public_map, "_features_of_random_images", lambda *_: pytest.fail("computed again"))
@@ -72,7 +72,7 @@ def test_a_damaged_or_swapped_map_is_refused(own_home: Path) -> None:
     load_or_compute_whitening(load_encoder("linear", SHAPE), rank=10)
     (other,) = (own_home / "priors").glob("map-*.safetensors")
     other.rename(kept)
-    with pytest.raises(DataError, match="not the map"):
+    with pytest.raises(DataError, match="does not contain the map"):
         load_or_compute_whitening(pixels, rank=10)
     kept.unlink()
     load_or_compute_whitening(pixels, rank=10)

@@ -1,4 +1,4 @@
-"""Coins and samplers: the stated probability, independent coins, nobody dropped, and the event that is charged."""
+"""Bernoulli draws and samplers: the stated probability, independent draws, nobody dropped, and the event that is charged."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ KEY = Key.for_tests("release")
 @pytest.mark.parametrize("rate", [0.0, 1e-5, 64 / 60_000, 1 / 256, 0.02, 0.3, 1.0])
 def test_coins_have_their_probability(rate: float) -> None:
     count = 2_000_000
-    found = bernoulli(KEY.stream(f"coins {rate}", step=0), count, rate=rate)
-    assert np.all(np.diff(found) > 0) and (not len(found) or 0 <= found[0] <= found[-1] < count)
+    result = bernoulli(KEY.stream(f"coins {rate}", step=0), count, rate=rate)
+    assert np.all(np.diff(result) > 0) and (not len(result) or 0 <= result[0] <= result[-1] < count)
     if rate in (0.0, 1.0):
-        assert len(found) == rate * count
+        assert len(result) == rate * count
     else:
-        assert stats.binomtest(len(found), count, rate).pvalue > 1e-6
+        assert stats.binomtest(len(result), count, rate).pvalue > 1e-6
 
 
 def test_a_coin_that_a_byte_leaves_open_is_tossed_by_a_word() -> None:
-    """Rates between two multiples of 1/256: without the second toss they would be one of these."""
+    """Rates between two multiples of 1/256: without the second draw they would be one of these."""
     count = 1_000_000
     for rate in (0.9 / 256, 1.5 / 256, 200.25 / 256):
         assert stats.binomtest(len(bernoulli(KEY.stream("open", step=0), count, rate=rate)), count, rate).pvalue > 1e-6
@@ -54,7 +54,7 @@ RATES = [0.0, 5e-324, 1e-25, 1e-5, 64 / 60_000, 1 / 256, 0.02, 0.1, 1 / 3, 0.5, 
 
 @pytest.mark.parametrize("rate", RATES)
 def test_the_probability_of_heads_counted_over_all_bits(rate: float) -> None:
-    """All 2^72 outcomes of one coin: 256 bytes, and with the open one all words, those below some number being heads."""
+    """All 2^72 outcomes of one draw: 256 bytes, and with the open one all words, those below some number being successes."""
 
     def shown(word: int) -> list[int]:
         stream: Any = _Written(word)
@@ -88,14 +88,14 @@ def _table(chosen: RowMembers, records: int) -> np.ndarray:
 
 
 def test_poisson_rows() -> None:
-    """Every record alike, in every row alike; sizes spread as those of independent coins; those without a class never."""
+    """Every record alike, in every row alike; sizes spread as those of independent draws; those without a class never."""
     labels = np.array([0, 1, -1, 2, 0, 1, 2, 2, -1, 0])
     sampler = Poisson(2.4, 8, 30_000)
-    found = np.vstack(
+    result = np.vstack(
         [_table(sampler.choose(labels, range(s, s + 500), KEY.stream("p", step=s)), 10) for s in range(0, 30_000, 500)]
     )
-    assert found.max() == 1 and not found[:, labels < 0].any()
-    there = found[:, labels >= 0]
+    assert result.max() == 1 and not result[:, labels < 0].any()
+    there = result[:, labels >= 0]
     for record in range(8):
         assert stats.binomtest(int(there[:, record].sum()), 30_000, 0.3).pvalue > 1e-5
     counts = np.bincount(there.sum(1), minlength=9)
@@ -110,15 +110,15 @@ def test_scheduled_rows_are_about_their_classes() -> None:
     labels = np.array([0, 1, 2, 2, 0, 1, -1])
     table = np.random.default_rng(0).random((20_000, 3)) < 0.5
     sampler = Scheduled(table, (0.5, 0.1, 1.0))
-    found = np.vstack(
+    result = np.vstack(
         [_table(sampler.choose(labels, range(s, s + 1000), KEY.stream("s", step=s)), 7) for s in range(0, 20_000, 1000)]
     )
     for record, label in enumerate(labels):
         drawn = table[:, label] if label >= 0 else np.zeros(20_000, dtype=bool)
-        assert not found[~drawn, record].any(), "only in rows of its own class"
+        assert not result[~drawn, record].any(), "only in rows of its own class"
         if label >= 0 and sampler.rates[label] < 1:
-            assert stats.binomtest(int(found[:, record].sum()), int(drawn.sum()), sampler.rates[label]).pvalue > 1e-5
-    assert found[table[:, 2]][:, [2, 3]].all(), "rate 1: always"
+            assert stats.binomtest(int(result[:, record].sum()), int(drawn.sum()), sampler.rates[label]).pvalue > 1e-5
+    assert result[table[:, 2]][:, [2, 3]].all(), "rate 1: always"
     assert sampler.event(3.0) == ClassScheduled(3.0, (0.5, 0.1, 1.0), tuple(table.sum(0).tolist()))
 
 

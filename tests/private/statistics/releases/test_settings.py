@@ -19,7 +19,7 @@ from dpvision.settings.setting import check_values
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"n": 10, "class_counts": (4, 5)}, "add up to 9, but n is 10"),
         ({"class_counts": ()}, "class_counts"),
@@ -39,13 +39,13 @@ from dpvision.settings.setting import check_values
         ({"budget": 0.0}, "budget"),
     ],
 )
-def test_wrong_values_are_named(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_values_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Release(**values)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"balence": 1.0}, "Did you mean 'balance'"),
         ({"counts-shar": 0.1}, "Did you mean 'counts_share'"),
@@ -55,8 +55,8 @@ def test_wrong_values_are_named(values: dict[str, Any], said: str) -> None:
         ({"epsilon": float("nan")}, "epsilon"),
     ],
 )
-def test_unknown_settings_and_other_kinds_are_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_unknown_settings_and_other_kinds_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_values(Release, values, source="a file")
 
 
@@ -84,7 +84,7 @@ def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "n", "classes", "said"),
+    ("settings", "n", "classes", "message"),
     [
         (Release(delta=0.01), 100, 10, "delta is 0.01 and n is 100"),
         (Release(delta=0.01, n=100), 50, 10, "delta is 0.01 and n is 100"),
@@ -94,8 +94,8 @@ def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
         (Release(epsilon=1000.0), 1500, 10, "epsilon 1000 at delta 1e-05 would allow a sigma of 0.05"),
     ],
 )
-def test_what_does_not_fit_the_data_is_refused(settings: Release, n: int, classes: int, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_does_not_fit_the_data_is_refused(settings: Release, n: int, classes: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         settings.complete(n, classes, channels=1)
 
 
@@ -149,8 +149,8 @@ def test_every_kind_has_a_mechanism_that_does_its_event(name: str) -> None:
     assert MECHANISMS.keys() == KINDS.keys()
     whole = with_changes(release_recipe(name), {"epsilon": 8.0, "rank": 0}).complete(1500, 10, channels=1)
     made = mechanism_of(Rows.none(10), whole)
-    found = made.method.releases if isinstance(made, Synthesis) else made.event(2.0)
-    assert found == (whole.of_kind.releases if isinstance(made, Synthesis) else whole.event(2.0, 10))
+    result = made.method.releases if isinstance(made, Synthesis) else made.event(2.0)
+    assert result == (whole.of_kind.releases if isinstance(made, Synthesis) else whole.event(2.0, 10))
 
 
 def test_rates_of_declared_classes() -> None:
@@ -174,5 +174,5 @@ def test_recipes_of_one_verb_are_not_those_of_the_other() -> None:
 
 
 def test_no_folder_of_the_operator_is_told() -> None:
-    told = Release(encoder="resnet9", weights="/home/somebody/secret/w.safetensors").without_folders()
-    assert told.weights == "w.safetensors"
+    result = Release(encoder="resnet9", weights="/home/somebody/secret/w.safetensors").without_folders()
+    assert result.weights == "w.safetensors"

@@ -29,16 +29,16 @@ def test_the_number_of_threads_changes_no_bit(
 ) -> None:
     """Nor the name, and so the charge: the same release."""
     mixtures = Mixtures(rows_of(*data()), sampler, degree=9, weights=weights)
-    found, names = [], set()
+    results, names = [], set()
     for threads in (1, 2, 3, 7):
         torch.set_num_threads(threads)
         names.add(mixtures.name(KEY, mixtures.event(1.0)))
-        found.append(mixed(tmp_path / str(threads), mixtures, sigma=1.5))
+        results.append(mixed(tmp_path / str(threads), mixtures, sigma=1.5))
     assert len(names) == 1
-    for features, labels in found:
+    for features, labels in results:
         assert features.shape[0] == labels.shape[0] == ROWS
-        assert np.array_equal(features, found[0][0]) and np.array_equal(labels, found[0][1])
-    assert len({features.tobytes() for features in np.split(found[0][0][: 5 * BLOCK], 5)}) == 5
+        assert np.array_equal(features, results[0][0]) and np.array_equal(labels, results[0][1])
+    assert len({features.tobytes() for features in np.split(results[0][0][: 5 * BLOCK], 5)}) == 5
 
 
 def _watched(monkeypatch: pytest.MonkeyPatch, watch: Callable[[], None]) -> None:

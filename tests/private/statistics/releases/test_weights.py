@@ -29,8 +29,8 @@ def test_weights_are_gammas_cut_at_the_most(alpha: float, most: float) -> None:
     quantiles = law.ppf((np.arange(100_000) + 0.5) / 100_000)
     first, second = (np.minimum(quantiles, most) ** power for power in (1, 2))
     assert weights.mean(degree=degree) == pytest.approx(first.mean(), rel=2e-3)
-    found = shares * most
-    for wanted, moment in ((first, found), (second, found**2)):
+    result = shares * most
+    for wanted, moment in ((first, result), (second, result**2)):
         assert abs(moment.mean() - wanted.mean()) < 5 * wanted.std() / np.sqrt(COUNT) + most * 2.0**-WEIGHT_BITS
     cut = law.sf(most)
     assert stats.binomtest(int((shares == 1).sum()), COUNT, min(cut, 1.0)).pvalue > 1e-6
@@ -79,16 +79,16 @@ def test_noise_and_means_of_weighted_rows(tmp_path: Path) -> None:
 
 
 def test_records_that_are_not_numbers_are_in_no_weighted_row(tmp_path: Path) -> None:
-    """Nor do they take a coin or a weight: rows are as without them, to the last bit, under the same streams."""
+    """Nor do they use a draw or a weight: rows are as without them, to the last bit, under the same streams."""
     x, y = data()
     sampler, weights = Poisson(9, N, 40), RandomWeights(0.5, 0.25)
     with_nan = rows_of(np.vstack([np.full(WIDTH, np.nan), x, np.full(WIDTH, np.inf)]), np.r_[0, y, 1])
-    found = []
+    results = []
     for rows in (with_nan, rows_of(x, y)):
         mixtures = Mixtures(rows, sampler, degree=9, weights=weights)
         mixtures.name = lambda key, event: "same"  # type: ignore[method-assign]
-        found.append(mixed(tmp_path / str(len(found)), mixtures, sigma=1.0)[0])
-    assert np.array_equal(*found) and np.isfinite(found[0]).all()
+        results.append(mixed(tmp_path / str(len(results)), mixtures, sigma=1.0)[0])
+    assert np.array_equal(*results) and np.isfinite(results[0]).all()
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, np.inf, np.nan])

@@ -1,0 +1,140 @@
+"""The verbs evidence, sign and verify: the document for the data protection officer, and signatures of what leaves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from dpvision.cli import screen
+from dpvision.cli.app import Json, flag, option, verb
+from dpvision.errors import PrivacyError
+
+
+@verb
+def evidence(
+    folder: Annotated[Path, Parameter(help="Folder of a finished run or a release.")], /, *, json: Json = False
+) -> None:
+    """Write one document for the data protection officer.
+
+    evidence.html in the folder answers, from the card, the ledger and the audit, the topics of NIST SP 800-226, the
+    questions of EDPB Opinion 28/2024 about the anonymity of models, the fields of a registry of deployments, and the
+    metadata of a model card. Each answer names its source. What software cannot answer is left to people. The report
+    and the card are regenerated too, so that they agree with it.
+
+    Example: `dpvision evidence runs/first`
+    """
+    from dpvision.released.report import evidence as document
+
+    place = Path(os.path.abspath(folder))
+    card = _card(place, write=not json)
+    if json:
+        screen.as_json(document.collect(card))
+        return
+    path = document.write(place, card)
+    counts = document.count(card)
+    screen.say(
+        f"wrote {path}: {counts['answered']:,} questions are answered from this {_noun(card)}, "
+        f"{counts['in part']:,} in part, and {counts['left']:,} are not answered by software"
+    )
+
+
+@verb
+def sign(
+    target: Annotated[Path, Parameter(help="Folder of a finished run or a release, or a card, weights or ONNX file.")],
+    /,
+    *,
+    key: Annotated[Path, option("Privacy", "File of the private key. It stays outside of run folders.")],
+    signer: Annotated[
+        str, option("Output", "Who vouches, in words; part of what is signed.", show_default="not named")
+    ] = "not named",
+    new_key: Annotated[bool, flag("Privacy", "Make the key first, and its public key NAME.pub for others.")] = False,
+) -> None:
+    """Sign everything that may leave a run or a release.
+
+    Writes signature.json into the folder, or FILE.signature.json next to a file: an Ed25519 signature of the lengths
+    and SHA-256 digests of all files. Sign last: every later change, such as a new report, needs a new signature.
+
+    Example: `dpvision sign runs/first --key hospital.key --new-key --signer "Radiology, City Hospital"`
+    """
+    from dpvision.released import signatures
+
+    if new_key:
+        screen.say(f"wrote {key} (keep it secret) and {signatures.make_key(key)} (give it to those who verify)")
+    place, statement = signatures.sign(Path(os.path.abspath(target)), signatures.read_key(key), signer=signer)
+    size = sum(x.size for x in statement.files.values())
+    screen.say(f"wrote {place}: {_files(statement)}, {size:,} bytes, signed by {statement.signer!r}")
+
+
+@verb
+def verify(
+    target: Annotated[Path, Parameter(help="Signed folder, or a file of one, or a file that was signed alone.")],
+    /,
+    *,
+    key: Annotated[
+        str | None,
+        option(
+            "Privacy",
+            "The signer's public key, from a source that you trust: a .pub file, or its 64 hexadecimal digits.",
+            default="none: check the bytes, and show whose key to ask for",
+        ),
+    ] = None,
+) -> None:
+    """Check who vouches for a run, a release or a file, and for which bytes.
+
+    Anything that was altered, added, removed or replaced since it was signed is named, and the exit code is 4. A valid
+    signature shows that the holder of the key vouches for these bytes, not that what they claim is true.
+
+    Example: `dpvision verify runs/first --key hospital.pub`, or
+    `dpvision verify runs/first/weights.safetensors --key hospital.pub`
+    """
+    from dpvision.released import signatures
+
+    place = Path(os.path.abspath(target))
+    found, statement = signatures.verify(place, None if key is None else signatures.read_public_key(key))
+    checked = _files(statement) if place.is_dir() else "the file"
+    if key is None:
+        raise PrivacyError(
+            f"{target}: {checked} as signed by key {found}, which calls itself {statement.signer!r}. Anyone can make "
+            "such a key. Fix: compare it with the signer's, then repeat with --key."
+        )
+    screen.say(f"valid: {checked} as signed by {statement.signer!r} at {statement.time}")
+    screen.table({"key": found, **({} if place.is_file() else {n: x.sha256 for n, x in statement.files.items()})})
+    if place.is_dir() and (place / signatures.OPERATOR).is_dir():
+        screen.say("note: operator/ is not covered. It is private to the operator and must never be handed over.")
+
+
+def _files(statement: Any) -> str:
+    count = len(statement.files)
+    return "1 file" if count == 1 else f"{count:,} files"
+
+
+def _noun(card: dict[str, Any]) -> str:
+    return "release" if card.get("what") == "data set" else "run"
+
+
+def _card(place: Path, *, write: bool) -> dict[str, Any]:
+    """Return the card of a run or a release, computed again, not taken from a file; `write` regenerates its files."""
+    if (place / "schema.json").exists():
+        from dpvision.released.folder import read_release
+        from dpvision.released.report import rewrite_release
+        from dpvision.released.report.cards import audited_card
+
+        release = read_release(place)
+        if write:
+            rewrite_release(release)
+        return audited_card(release)
+    from dpvision.cli.train import find_account
+    from dpvision.released.report import card
+    from dpvision.released.report import write as write_files
+    from dpvision.storage.run_folder import Run, clear
+
+    run = Run(place)
+    run.config()
+    clear(run)
+    account = find_account(run)
+    if write:
+        write_files(run, account)
+    return card(run, account)
