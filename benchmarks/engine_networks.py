@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +55,36 @@ class TransformerBlocks(nn.Module):
         return self.head(self.norm(self.blocks(x.flatten(1, 2)))[:, 0])
 
 
+def timm_network(name: str) -> nn.Module:
+    """A network of timm with GroupNorm in place of batch statistics, without dropout and operations in place."""
+    import timm
+
+    model = timm.create_model(name, num_classes=CLASSES, drop_path_rate=0.0)
+    for module in list(model.modules()):
+        for child_name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):  # timm's own kind includes the activation after it
+                norm = nn.GroupNorm(math.gcd(8, child.num_features), child.num_features)
+                setattr(module, child_name, nn.Sequential(norm, getattr(child, "act", nn.Identity())))
+    for module in model.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+# Image sizes that a CPU can train; transformers with positions need theirs.
+TIMM = {
+    "vit_tiny_patch16_224": 224,
+    "deit_tiny_patch16_224": 224,
+    "swin_tiny_patch4_window7_224": 224,
+    "crossvit_tiny_240": 240,
+    "convnext_atto": 96,
+    "efficientnet_b0": 96,
+    "mobilenetv3_small_100": 96,
+}
+
+
 def linear_probe() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(4096, CLASSES, bias=False))
 
@@ -63,6 +95,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
     "tanh-cnn": (tanh_cnn, SMALL),
     "vit-s-16": (TransformerBlocks, (1, TOKENS, WIDTH)),
     "linear-probe": (linear_probe, (4096, 1, 1)),
+    **{name: (partial(timm_network, name), (3, side, side)) for name, side in TIMM.items()},
 }
 
 

@@ -40,44 +40,52 @@ def standardise(weight: Tensor, gain: Tensor, eps: float = 1e-4) -> Tensor:
     return centred * (gain * torch.rsqrt(centred.square().sum(dim=rest, keepdim=True).clamp(min=eps)))
 
 
-def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> list[Tensor]:
-    """Turn rows of gradients of `standardise` into gradients of the weight, in place; return those of the gain.
+class _Pullback:
+    """Turns rows of gradients of `standardise` into gradients of the weight, in place; returns those of the gain.
 
-    With c = w - mean, r = 1 / sqrt(max(n var, eps)) and u = r c, all per output channel:
-    dgain = <g, u>, and dw = gain r (g - mean(g) - <g, u> u), without the last term where n var < eps.
+    With c = w - mean, r = 1 / sqrt(max(n var, eps)) and u = r c, all per output channel: dgain = <g, u>, and
+    dw = gain r (g - mean(g) - <g, u> u), without the last term where n var < eps.
     """
-    axes = sorted(range(1, weight.dim()), key=lambda a: -rows.stride(a + 1))  # in memory order
-    g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)
-    w = weight.permute(0, *axes).flatten(1)
-    centred = w - w.mean(dim=1, keepdim=True)
-    total = centred.square().sum(dim=1, keepdim=True)  # n var
-    r = torch.rsqrt(total.clamp(min=eps))
-    u, scale, moving = centred * r, gain.view(-1, 1) * r, total > eps
-    if g.device.type != "cpu":  # all rows at once
-        products = (g * u).sum(dim=2, keepdim=True)
-        g.sub_(g.mean(dim=2, keepdim=True)).addcmul_(u, products * moving, value=-1).mul_(scale)
-        return [products.reshape(-1, *gain.shape)]
-    axis, block = 1, max(1, IN_CACHE // w.shape[1])
-    if g.stride(1) == 1:  # channels last: process all channels together, on the transpose
-        axis, block, g = 0, w.shape[1], g.mT
-        u, scale, moving = (t.T.contiguous() for t in (u, scale, moving))
-    parts = list(zip(*(t.split(block) for t in (u, scale, moving)), strict=True))
-    products = torch.empty_like(u[:block])
-    of_gain = []
-    for row in g:  # one by one, so that a row's last bits do not depend on the number of rows
-        along = []
-        for part, (u_, scale_, moving_) in zip(row.split(block), parts, strict=True):
-            along.append(torch.mul(part, u_, out=products[: len(part)]).sum(dim=axis, keepdim=True))
-            mean = part.mean(dim=axis, keepdim=True)
-            part.addcmul_(u_, along[-1] * moving_, value=-1).sub_(mean).mul_(scale_)
-        of_gain.append(torch.cat(along))
-    return [torch.stack(of_gain).reshape(-1, *gain.shape)]
+
+    def __init__(self, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> None:
+        self._weight, self._gain, self._eps = weight, gain, eps
+        self._axes: tuple[int, ...] = ()
+
+    def __call__(self, rows: Tensor) -> list[Tensor]:
+        axes = tuple(sorted(range(1, rows.dim() - 1), key=lambda a: -rows.stride(a + 1)))  # in memory order
+        if axes != self._axes:
+            self._prepare(axes)
+        g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)
+        if g.device.type != "cpu":  # all rows at once
+            return [_pull_back(g, *self._parts[0]).reshape(-1, *self._gain.shape)]
+        of_gain = []
+        for row in g.unbind(0):  # one by one, so that a row's last bits do not depend on the number of rows
+            pairs = zip(row.split(self._block), self._parts, strict=True)
+            of_gain.append(torch.cat([_pull_back(part, *more) for part, more in pairs]))
+        return [torch.stack(of_gain).reshape(-1, *self._gain.shape)]
+
+    def _prepare(self, axes: tuple[int, ...]) -> None:
+        w = self._weight.permute(0, *axes).flatten(1)
+        centred = w - w.mean(dim=1, keepdim=True)
+        total = centred.square().sum(dim=1, keepdim=True)  # n var
+        r = torch.rsqrt(total.clamp(min=self._eps))
+        three = (centred * r, self._gain.view(-1, 1) * r, -(total > self._eps).to(w))
+        self._axes, self._block = axes, max(1, IN_CACHE // w.shape[1]) if w.device.type == "cpu" else len(w)
+        self._parts = list(zip(*(t.split(self._block) for t in three), strict=True))
+
+
+def _pull_back(g: Tensor, u: Tensor, scale: Tensor, moving: Tensor) -> Tensor:
+    """Do this for some channels; `moving` is -1 where n var > eps, and 0 elsewhere."""
+    along = (g * u).sum(dim=-1, keepdim=True)
+    mean = g.mean(dim=-1, keepdim=True)
+    g.addcmul_(u, along * moving).sub_(mean).mul_(scale)
+    return along
 
 
 class _OfViews:
     """The pullback of a convolution that has different weights for each view k, in one contraction over all views.
 
-    With s = gain r, t = <g, gain u> and the rest as in `_pullback`: sum_k dw_k = G - mean(G) - sum_k r_k t_k u_k for
+    With s = gain r, t = <g, gain u> and the rest as in `_Pullback`: sum_k dw_k = G - mean(G) - sum_k r_k t_k u_k for
     G = sum_k s_k g_k, and sum_k dgain_k = sum_k t_k / gain_k. Because G is linear in the output gradients dy, these can
     be multiplied by s. The inner product t of a filter and its gradient is the sum of dy times y over all positions.
     """
@@ -120,14 +128,14 @@ class _OfViews:
         block = max(1, IN_CACHE // (u.shape[1] * u.shape[2]))
         for start in range(0, u.shape[0], block):
             part = slice(start, start + block)
-            for row, products in zip(g[:, part], along[:, part], strict=True):  # one by one, as in `_pullback`
+            for row, products in zip(g[:, part], along[:, part], strict=True):  # one by one, as in `_Pullback`
                 row.sub_(row.mean(dim=1, keepdim=True))
                 row.unsqueeze(1).baddbmm_(products.unsqueeze(1), u[part], alpha=-1)
         return [of_gain.view(len(rows), -1, 1, 1, 1)]
 
 
 # The engine uses these for many gradients at once, which is faster than computing them one by one with autograd.
-standardise.pullback = _pullback  # type: ignore[attr-defined]
+standardise.pullback = _Pullback  # type: ignore[attr-defined]
 standardise.of_views = _OfViews  # type: ignore[attr-defined]
 
 

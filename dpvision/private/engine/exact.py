@@ -25,7 +25,7 @@ GRID_BITS = 34
 # An accumulator is emptied before it could leave the range in which its numbers are `grid` apart.
 MAX_UNITS = 1 << 16
 # Number of values processed at a time, so that they and their accumulators stay in a core's cache.
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 # Rows and columns of factors multiplied at a time, which are converted to float64 in the cache.
 TILE, WIDTH = 256, 512
 PRODUCT_BITS = 42  # (b + 1 bits of x) * (43 - b bits of d) * (256 rows) fit float64's 53 bits
@@ -36,8 +36,8 @@ TINY = 1e-30
 SMALL_SQUARE = 1e-26
 # Norms are computed of this many float32 numbers at a time and combined in float64: relative error below 2^-15.
 BLOCK = 1024
-# Up to this many numbers, all units are added at once.
-SMALL = 1 << 14
+# Up to this many numbers, all units are added at once, so many values at a time.
+SMALL, SMALL_AT_ONCE = 1 << 14, 1 << 15
 # On an accelerator, all units are always added at once, this many values at a time.
 AT_ONCE = 1 << 25
 
@@ -57,28 +57,26 @@ class ExactSum:
 
     def add(self, rows: Tensor, factors: Tensor) -> None:
         """Add sum_e factors[e] * rows[e]; each scaled row has norm at most `bound`."""
-        if rows.shape[1] <= SMALL:
-            self.add_whole(rows.double() * factors.unsqueeze(1), 0)
+        if rows.device.type != "cpu" or rows.shape[1] <= SMALL:  # sums on the grid do not depend on the order
+            size = (SMALL_AT_ONCE if rows.device.type == "cpu" else AT_ONCE) // max(1, len(rows))
+            parts = (part * factors.unsqueeze(1) for part in rows.split(max(1, size), dim=1))
+            self._add(torch.cat([self._on_grid(part).sum(0) for part in parts]))
             return
-        if rows.device.type != "cpu":  # sums on the grid do not depend on the order
-            parts = rows.split(max(1, AT_ONCE // max(1, len(rows))), dim=1)
-            self._add(torch.cat([self._on_grid(part.double().mul_(factors.unsqueeze(1))).sum(0) for part in parts]))
-            return
+        self.add_each(list(rows.unbind(0)), factors)
+
+    def add_each(self, rows: list[Tensor], factors: Tensor) -> None:
+        """Add sum_e factors[e] * rows[e], each row a tensor of its own, on the CPU."""
         if self._units + len(rows) > MAX_UNITS:
             self._settle()
         self._units += len(rows)
         if self._near is None:
             self._near = torch.full((self._size,), self._anchor, dtype=torch.float64, device=self._device)
-        scales = factors.tolist()
-        for near, part in zip(self._near.split(CHUNK), rows.split(CHUNK, dim=1), strict=True):
-            wide = torch.empty_like(near)
-            for row, scale in zip(part.unbind(0), scales, strict=True):
-                near.add_(wide.copy_(row), alpha=scale)
-
-    def add_whole(self, sums: Tensor, axis: int | None = None) -> None:
-        """Round float64 numbers to the grid in place, and add them or their sum over an axis."""
-        on_grid = self._on_grid(sums)
-        self._add(on_grid if axis is None else on_grid.sum(axis))
+        scales, wide = factors.tolist(), torch.empty(CHUNK, dtype=torch.float64)
+        pieces = zip(*(row.split(CHUNK) for row in rows), strict=True)
+        for near, parts in zip(self._near[: rows[0].shape[0]].split(CHUNK), pieces, strict=True):
+            buffer = wide[: near.shape[0]]
+            for part, scale in zip(parts, scales, strict=True):
+                near.add_(buffer.copy_(part), alpha=scale)
 
     def _on_grid(self, numbers: Tensor) -> Tensor:
         return numbers.add_(self._anchor).sub_(self._anchor)
@@ -145,10 +143,8 @@ class ExactSum:
     def _settle(self) -> None:
         """Move the accumulator near the anchor to the total."""
         assert self._near is not None
-        moved = self._near - self._anchor
-        self._add(moved)
-        self._near.fill_(self._anchor)
-        self._units = 0
+        near, self._near, self._units = self._near, None, 0
+        self._add(near.sub_(self._anchor))
 
 
 def _power_of_two(bound: float) -> float:

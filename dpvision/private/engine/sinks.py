@@ -104,16 +104,11 @@ class Sink:
         self.slot.prefer_order(order)
         self.put(values)
 
-    def write(self, one: Callable[[int, Tensor, bool], None], order: tuple[int, ...] | None = None) -> None:
-        """Call `one(e, row, add)` to write or add the gradient of each unit e, preferably in memory order `order`."""
+    def write(self, one: Callable[[int], Tensor], order: tuple[int, ...] | None = None) -> None:
+        """Write or add the gradient of each unit e, a new tensor `one(e)`, preferably in memory order `order`."""
         if order is not None:
             self.slot.prefer_order(order)
-        self.slot.expand_factors()
-        self.slot.discard_norms()
-        for e, row in enumerate(self.slot.rows(len(self.current.views)).unbind(0)):
-            one(e, row, self.slot.used)
-            self.slot.record_norm(e)
-        self.slot.used = True
+        self.slot.write(map(one, range(len(self.current.views))))
         self._finish()
 
     def may_keep_factors(self) -> bool:
@@ -130,8 +125,10 @@ class PulledBackSink(Sink):
         slots, views = [current.slots[name] for name in names], current.separate_views
         over_views = views and hasattr(func, "of_views") and views.all_possible(number, func.of_views.possible, names)
         super().__init__(current, slots[0], self._pull_back, number=number if over_views else None)
-        self._slots, self._func, self._options, self._args = slots, func, options, args
+        self._slots, self._func, self._options = slots, func, options
+        self._args = [a.detach() for a in args]
         self._over_views: list[Any] = []
+        self._others: list[list[Tensor]] = []  # each unit's gradients of the other arguments
 
     def all_views(self, x: Tensor, dy: Tensor, y: Tensor, of_bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Apply the linear part of the pullback at each view's own weights, before the sum over views."""
@@ -145,10 +142,22 @@ class PulledBackSink(Sink):
         self._choose_slot()
         super().put(values)
 
-    def write(self, one: Callable[[int, Tensor, bool], None], order: tuple[int, ...] | None = None) -> None:
-        """Write with output channels first, since the pullback processes one filter at a time."""
+    def write(self, one: Callable[[int], Tensor], order: tuple[int, ...] | None = None) -> None:
+        """Write with output channels first, and pull each gradient back while it is in the cache."""
         self._choose_slot()
-        super().write(one, order and (0, *(a for a in order if a)))
+        order = order and (0, *(a for a in order if a))
+        if self._over_views:
+            super().write(one, order)
+            return
+        pull_back = self._func.pullback(*self._args, **self._options)
+
+        def pulled_back(e: int) -> Tensor:
+            gradient = one(e)
+            self._others.append(pull_back(gradient.unsqueeze(0)))
+            return gradient
+
+        with torch.no_grad():
+            super().write(pulled_back, order)
 
     def may_keep_factors(self) -> bool:
         return False
@@ -157,17 +166,18 @@ class PulledBackSink(Sink):
         """Give a second use its own slot: rows that are already gradients must not be pulled back again."""
         first = self._slots[0]
         first.expand_factors()
-        self.slot = Slot("", self._args[0].detach(), len(self.current.views), 1.0) if first.used else first
+        self.slot = Slot("", self._args[0], len(self.current.views), 1.0) if first.used else first
 
     def _pull_back(self) -> None:
-        rows = self.slot.rows(len(self.current.views))
-        self.slot.discard_norms()
+        units = len(self.current.views)
         with torch.no_grad():
-            if self._over_views:
-                others = self._func.of_views.after(rows, self._over_views)
+            if self._others:  # already done, unit by unit
+                others = [torch.cat(of_units) for of_units in zip(*self._others, strict=True)]
+            elif self._over_views:
+                others = self._func.of_views.after(self.slot.rows(units), self._over_views)
             else:
-                others = self._func.pullback(rows, *(a.detach() for a in self._args), **self._options)
+                others = self._func.pullback(*self._args, **self._options)(self.slot.rows(units))
         if self.slot is not self._slots[0]:
-            self._slots[0].put(rows)
+            self._slots[0].put(self.slot.rows(units))
         for slot, gradient in zip(self._slots[1:], others, strict=True):
             slot.put(gradient)

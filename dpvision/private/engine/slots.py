@@ -1,7 +1,8 @@
 """Slots, which store the units' gradients until their norms are known: one slot per parameter, one row per unit.
 
 A slot stores its rows in the memory order that its rule writes fastest (channels last for convolutions), padded with
-zeros. All operations on rows here are elementwise, so the order matters only once, at the end.
+zeros. All operations on rows here are elementwise, so the order matters only once, at the end. Large gradients that a
+rule computes one by one are kept as they are, without a copy, until something has to change them.
 
 For a linear layer with one row of inputs per unit, the slot stores two factors instead of the gradient: the unit's
 input x and output gradient d. The norm of d'x is |d||x|, and a product of whole numbers gives the weighted sum. With
@@ -13,14 +14,13 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from dpvision.private.engine.exact import AT_ONCE, BLOCK, ExactSum, rounding_of_products, squares
+from dpvision.private.engine.exact import AT_ONCE, BLOCK, SMALL, ExactSum, rounding_of_products, squares
 
-# The norm of a row with at least this many numbers is computed right after the row is written.
-MIN_RECORDED = 1 << 16
 # The largest rounding error of a contribution from factors, relative to the bound: a part of noise.ARITHMETIC_SLACK.
 MAX_ROUNDING = 6.5e-5
 # Memory of at least this many bytes is allocated in large pages.
@@ -44,14 +44,14 @@ class Slot:
         self._factors: tuple[Tensor, Tensor] | None = None
         self._input_squares = torch.empty(0)
         self._settled = False
-        self._norms: list[Tensor] = []
+        self._kept: list[Tensor] = []  # the units' gradients, in memory order, with one element per number
+        self._norms: list[Tensor] = []  # of their blocks
         self.used = False
 
     def reset(self) -> None:
         """Prepare for the next group of units; the total remains."""
         self.used = False
-        self.discard_norms()
-        self._factors = None
+        self._kept, self._norms, self._factors = [], [], None
 
     def inherit(self, previous: Slot) -> None:
         """Take over the total and the memory order of a slot with a smaller capacity."""
@@ -67,6 +67,9 @@ class Slot:
         """Return rows of shape (units, *shape), to be written or added to."""
         self._settled = True
         flat = self._flat(units)[:, : self.numel]
+        if self._kept:
+            kept, self._kept, self._norms = self._kept, [], []
+            torch.stack(kept, out=flat)
         sizes = [self.shape[a] for a in self._order]
         inverse = sorted(range(len(sizes)), key=lambda i: self._order[i])
         return flat.unflatten(1, sizes).permute(0, *(i + 1 for i in inverse)) if sizes else flat.squeeze(1)
@@ -74,10 +77,20 @@ class Slot:
     def put(self, values: Tensor) -> None:
         """Write values of shape (units, *shape), or add them if the slot was already used for this group."""
         self.expand_factors()
-        self.discard_norms()
         rows = self.rows(len(values))
         rows.add_(values) if self.used else rows.copy_(values)
         self.used = True
+
+    def write(self, values: Iterator[Tensor]) -> None:
+        """Write or add the units' gradients one by one, new tensors that nothing else uses."""
+        self.expand_factors()
+        if self.used or self.numel <= SMALL:
+            self.put(torch.stack(list(values)))
+            return
+        self._settled = self.used = True
+        for value in values:
+            self._kept.append(value.permute(self._order).reshape(-1))
+            self._norms.append(_norms_of_blocks(self._kept[-1]))  # while the numbers are in the cache
 
     def keep_factors(self, inputs: Tensor, outputs: Tensor) -> None:
         """Store factors (units, d) and (units, p) of the gradients; only if the slot was not used for this group."""
@@ -94,7 +107,6 @@ class Slot:
     def transform(self, units: int, scale: Tensor | None, shift: Tensor | None) -> None:
         """Set rows to scale * rows - shift, for flat public vectors in the parameter's own order."""
         self.expand_factors()
-        self.discard_norms()
         rows = self.rows(units)
         if not self.used:
             rows.zero_()
@@ -112,20 +124,11 @@ class Slot:
             inputs, outputs = self._factors
             self._input_squares = squares(inputs)
             return self._input_squares * squares(outputs)
-        if len(self._norms) == units:
+        if self._kept:
             norms = torch.stack(self._norms)
         else:
             norms = torch.linalg.vector_norm(self._flat(units).view(units, -1, self._block), dim=2)
         return norms.double().square_().sum(1)
-
-    def discard_norms(self) -> None:
-        """Discard recorded norms, because the rows are about to change."""
-        self._norms.clear()
-
-    def record_norm(self, unit: int) -> None:
-        """Compute the norms of a large row's blocks while it is in the cache; valid until the row changes."""
-        if self._padded >= MIN_RECORDED:
-            self._norms.append(torch.linalg.vector_norm(self._flat(unit + 1)[unit].view(-1, self._block), dim=1))
 
     def inner_products(self, units: int, direction: Tensor) -> Tensor:
         """Return <row, direction> of each unit, in float64."""
@@ -146,6 +149,12 @@ class Slot:
             inputs, outputs, norms = (p.masked_fill(bad.unsqueeze(1), 0.0) if clear else p for p in parts)
             self.total.add_products(inputs, outputs.double() * factors.unsqueeze(1), norms.squeeze(1))
             return
+        if self._kept:
+            for unit in bad.nonzero().flatten().tolist() if clear else ():
+                self._kept[unit].zero_()
+            self.total.add_each(self._kept, factors)
+            self._kept, self._norms, self.used = [], [], False  # frees memory for the next group
+            return
         rows = self._flat(len(factors))
         self.total.add(rows.masked_fill_(bad.unsqueeze(1), 0.0) if clear else rows, factors)
 
@@ -154,8 +163,7 @@ class Slot:
         total = self.total.take()
         if total is not None:
             sizes = [self.shape[a] for a in self._order]
-            inverse = sorted(range(len(sizes)), key=lambda i: self._order[i])
-            out.add_(total[: self.numel].view(sizes).permute(inverse).reshape(-1))
+            out.view(self.shape).permute(self._order).add_(total[: self.numel].view(sizes))
 
     def absorb(self, other: Slot) -> None:
         """Take over another slot's total, if it has the same memory order."""
@@ -166,6 +174,13 @@ class Slot:
         if self._rows is None:
             self._rows = _allocate_zeros(self._capacity, self._padded, self._dtype, self._device)
         return self._rows[:units]
+
+
+def _norms_of_blocks(row: Tensor) -> Tensor:
+    rest = row.shape[0] % BLOCK
+    if not rest:
+        return torch.linalg.vector_norm(row.view(-1, BLOCK), dim=1)
+    return torch.cat([_norms_of_blocks(row[:-rest]), torch.linalg.vector_norm(row[-rest:]).view(1)])
 
 
 def _choose_factored(parameters: dict[str, Tensor]) -> set[str]:

@@ -15,7 +15,7 @@ is refused here depends only on the model and on shapes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise, starmap
 from typing import Any
@@ -86,10 +86,7 @@ def plain(value: Any) -> Any:
 
 
 def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    leaves: list[Any] = [*args, *kwargs.values()]
-    if not all(isinstance(a, _FLAT) for a in leaves):
-        leaves = tree_leaves(leaves)
-    tensors = [t for t in leaves if isinstance(t, _Traced)]
+    tensors = list(_traced((*args, *kwargs.values())))
     weights, data = (any(isinstance(t, kind) for t in tensors) for kind in (Weight, Data))
     current: Pass | None = getattr(_local, "current", None)
     if current is not None and data and (weights or func in ALWAYS):
@@ -101,6 +98,17 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         current.derived[id(out)] = (out, func, args, kwargs)
         return out
     return _as(Weight if weights and not data else Data, out)
+
+
+def _traced(values: Iterable[Any]) -> Iterator[_Traced]:
+    """Yield all traced tensors in arguments, without the cost of a general search where there is nothing to search."""
+    for value in values:
+        if isinstance(value, _Traced):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _traced(value)
+        elif not isinstance(value, _FLAT):
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, _Traced))
 
 
 def _reshape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -168,6 +176,18 @@ class ImageAxes:
         return [few > 0 and few * MANY == many * FEW for few, many in zip(calls[0][0][1], calls[1][0][1], strict=True)]
 
 
+# Nodes of autograd's graph that only move numbers, so that all units can be pulled back at once.
+_MOVES = {f"{name}Backward0" for name in ("Alias", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "T", "Permute")}
+_MOVES |= {"TransposeBackward0", "SqueezeBackward1"}
+
+
+def _only_reshapes(node: Any) -> bool:
+    """Whether a node and all before it, up to one parameter, only move numbers."""
+    while node is not None and node.name() in _MOVES:
+        node = node.next_functions[0][0]
+    return node is not None and "AccumulateGrad" in node.name()
+
+
 def images_not_first(what: str) -> UnsafeLayer:
     """Return the error for an input without the images along its first axis."""
     return UnsafeLayer(
@@ -187,6 +207,18 @@ def blank_images(images: int, like: Tensor) -> Tensor:
         if images == MANY:
             blank[MARKED] = torch.nan
     return blank
+
+
+class Spans(list[slice]):
+    """Which rows of a tensor belong to each unit."""
+
+    @cached_property
+    def by_size(self) -> dict[int, list[int]]:
+        """The units with each number of rows."""
+        units: dict[int, list[int]] = {}
+        for e, span in enumerate(self):
+            units.setdefault(span.stop - span.start, []).append(e)
+        return units
 
 
 class Pass:
@@ -213,7 +245,7 @@ class Pass:
         self.derived: dict[int, tuple[Tensor, Any, tuple[Any, ...], dict[str, Any]]] = {}
         self._leaves: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
-        self._spans: dict[int, list[slice]] = {}
+        self._spans: dict[int, Spans] = {}
 
     @cached_property
     def images(self) -> int:
@@ -236,7 +268,7 @@ class Pass:
     def __exit__(self, *_: object) -> None:
         _local.current = None
 
-    def spans(self, tensor: Tensor, what: str) -> list[slice]:
+    def spans(self, tensor: Tensor, what: str) -> Spans:
         """Return which rows of a tensor belong to each unit."""
         per_image, rest = divmod(tensor.shape[0] if tensor.dim() else 0, self.images)
         if rest or not per_image:
@@ -245,7 +277,7 @@ class Pass:
             self._image_axes.note_rows(self.images, what, plain(tensor))
         if per_image not in self._spans:
             ends = list(accumulate((count * per_image for count in self.views), initial=0))
-            self._spans[per_image] = list(starmap(slice, pairwise(ends)))
+            self._spans[per_image] = Spans(starmap(slice, pairwise(ends)))
         return self._spans[per_image]
 
     def rounded(self, tensor: Any) -> Any:
@@ -291,12 +323,15 @@ class Pass:
         return self._names.get(id(weight), "a function of parameters")
 
     def _pull_back(self, weight: Tensor, slot: Slot) -> None:
-        """Pull gradients of a function of parameters back to the parameters; on the CPU, one unit at a time."""
+        """Pull gradients of a function of parameters back to the parameters.
+
+        On the CPU, this is done one unit at a time, unless the function only reshapes a parameter.
+        """
         slot.expand_factors()
         rows, leaves = slot.rows(len(self.views)), list(self._leaves.values())
         options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
         per_leaf: tuple[Tensor | None, ...]
-        if self.batched:
+        if self.batched or _only_reshapes(weight.grad_fn):
             per_leaf = torch.autograd.grad(weight, leaves, rows, is_grads_batched=True, **options)
         else:
             per_unit = zip(*(torch.autograd.grad(weight, leaves, row, **options) for row in rows), strict=True)

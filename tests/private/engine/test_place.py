@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, cycle
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 from dpvision.core.noise import ARITHMETIC_SLACK
 from dpvision.models import MODELS, build
 from dpvision.private.engine import ClippedSum
-from tests.private.engine.oracle import each_loss
+from dpvision.private.engine.rules import conv, linear, normalise
+from tests.private.engine.oracle import each_loss, unit_gradients
 from tests.private.engine.small_networks import CLASSES, NETWORKS
 
 SCALES = (1e-3, 1.0, 1e3, 1e6, 1e8)
@@ -91,6 +94,41 @@ def test_a_unit_has_the_same_bits_in_any_place(name: str) -> None:
     _require_same_bits(model, *_case(shape, 23, 1.0, soft=False), [1], permutations=1, one_view=True)
     _require_same_bits(model, *_case(shape, 27, 1.0, soft=True), [3], permutations=1)
     _require_same_bits(model, *_case(shape, 40, 1.0, soft=False), [1, 4, 2], permutations=1)
+
+
+# A constant by which the rules choose how to compute, and a value with which they choose what these small networks do
+# not need.
+WAYS: list[tuple[Any, str, Any]] = [
+    (linear, "ONEDNN", False),
+    (linear, "SMALL", 0),
+    (conv, "MANY_WEIGHTS", 0),
+    (conv, "FEW_POSITIONS", 0),
+    (conv, "IN_CACHE", 60),
+    (normalise, "SMALL_IMAGE", 0),
+]
+SOME = ["linear over tokens", "linear, large", "conv2d", "conv2d, one filter a channel", "conv2d, many channels"]
+SOME += ["conv2d, points, stride", "group norm", "group norm, wide", "group norm, no positions", "layer norm"]
+
+
+@pytest.mark.parametrize(("rule", "constant", "value"), WAYS, ids=[f"{c} = {v}" for _, c, v in WAYS])
+def test_a_unit_has_the_same_bits_however_it_is_computed(
+    monkeypatch: pytest.MonkeyPatch, rule: Any, constant: str, value: Any
+) -> None:
+    """And gradients are those of ordinary autograd."""
+    torch.manual_seed(0)
+    for name in SOME:
+        make, shape = NETWORKS[name]
+        model = make()
+        images, targets = _case(shape, 27, 1.0, soft=False)
+        expected = ClippedSum(copy.deepcopy(model), each_loss, clip=0.5).gradients(images, targets, [1, 2] * 9)
+        with monkeypatch.context() as patch:
+            patch.setattr(rule, constant, value)
+            found = ClippedSum(model, each_loss, clip=0.5).gradients(images, targets, [1, 2] * 9)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+            _require_same_bits(model, images, targets, [1], permutations=1)
+            _require_same_bits(model, images, targets, [1, 4, 2], permutations=1)
+        oracle = unit_gradients(model, images, targets, [1, 2] * 9)
+        torch.testing.assert_close(found.double(), oracle, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -2,7 +2,8 @@
 
 A unit's weight gradient is computed in one of two ways, chosen by shapes alone so that a run can be repeated: by the
 library's kernel over the unit's images, or by a matrix product with the unfolded patches of a few images. The latter is
-faster for large filters, small images, or a stride above 1 (measured in benchmarks/RESULTS.md).
+faster for a stride above 1, and for large filters and few positions, where the kernel takes longer to rearrange its
+result than to compute it (measured in benchmarks/RESULTS.md).
 
 On an accelerator, the weight gradients of all units are one batched product with all their patches.
 """
@@ -19,20 +20,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision.private.engine.rules.linear import MULTIPLIES_BF16, multiply, sums_by_unit
+from dpvision.private.engine.rules.linear import (
+    MULTIPLIES_BF16,
+    multiply,
+    product_of_unit,
+    sums_by_unit,
+    weight_gradients,
+)
 from dpvision.private.engine.sinks import Sink
-from dpvision.private.engine.trace import ALIGNMENT, ALWAYS, Data, Pass, align, per_unit, plain, rule_for
+from dpvision.private.engine.trace import ALIGNMENT, ALWAYS, Data, Pass, Spans, align, per_unit, plain, rule_for
 
 # Bytes of patches unfolded at a time: what fits in a core's cache.
 PATCH_BYTES = 2 << 20
 # The same on an accelerator, where the patches of many units are unfolded at a time.
 PATCH_BYTES_BATCHED = 1 << 30
-# With filters of this size and few positions, the library's kernel takes longer to rearrange its result than to compute
-# it.
-LARGE_FILTERS = 1 << 17
-FEW_POSITIONS = 2048
-# With at least this many output channels, products are faster if these are last in memory.
-MANY_CHANNELS = 256
+# With at most this many positions, filters of one channel each are computed by sums over positions for all units,
+# this many numbers at a time.
+FEW_POSITIONS, IN_CACHE = 256, 1 << 16
+# With at least this many weights per position in a unit's images, products with patches are faster than the kernel.
+MANY_WEIGHTS = 128
+# A single image of at most this many numbers has a slow kernel.
+SMALL_IMAGE = 20480
 # Minimum number of images in a convolution: for filters of one position or one line, and for others.
 MIN_BY_POINTS, MIN_IMAGES = 16, 2
 
@@ -70,7 +78,7 @@ class _Conv(torch.autograd.Function):
             views = of_weight.all_views(x, full, y, None if bias is None else bias * sums)
             if views is not None:
                 count = ctx.current.separate_views.count
-                of_all = [slice(s.start * count, s.stop * count) for s in spans]
+                of_all = Spans(slice(s.start * count, s.stop * count) for s in spans)
                 _weight_gradients(of_weight, views[0], ctx.current.rounded(views[1]), weight, of_all, ctx.options)
         elif of_weight:
             _weight_gradients(of_weight, x, dy, weight, spans, ctx.options)
@@ -86,27 +94,59 @@ class _Conv(torch.autograd.Function):
         return dx, None, None, None, None, None
 
 
-def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any) -> None:
+def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: Spans, options: Any) -> None:
     """Compute each unit by a method chosen by its own size, so that the rest of the batch does not matter."""
 
-    def whole(e: int, row: Tensor, add: bool) -> None:
-        gradient = _backward(align(dy[spans[e]]), align(x[spans[e]]), weight, options, of_input=False)
-        row.add_(gradient) if add else row.copy_(gradient)
+    def whole(e: int) -> Tensor:
+        return _backward(align(dy[spans[e]]), align(x[spans[e]]), weight, options, of_input=False)
 
     if sink.current.batched:
         sink.put_in_order(_batched(sink.current, x, dy, weight, len(spans), options), (0, *range(2, weight.dim()), 1))
         return
-    if weight.dim() != 4 or options[3] != 1 or not x.is_contiguous(memory_format=torch.channels_last):
+    stride, padding, _, groups = options
+    if weight.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last):
         sink.write(whole)
         return
+    if groups == x.shape[1] == weight.shape[0] and dy.shape[2:].numel() <= FEW_POSITIONS:
+        sink.put(
+            sums_by_unit(_by_channel(x, dy, weight, options).flatten(1).unsqueeze(1), spans).unflatten(1, weight.shape)
+        )
+        return
+    if groups != 1:
+        sink.write(whole)
+        return
+    if weight.shape[2:].numel() == 1 and not any(padding):  # a linear layer over positions
+        points = x[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
+        weight_gradients(sink, points, dy.permute(0, 2, 3, 1), spans, (1, 1))
+        return
     by_patches = _by_patches(sink.current, x, dy, weight, spans, options)
-    always = max(options[0]) > 1 or weight.shape[2:].numel() == 1
-    few = FEW_POSITIONS // dy.shape[2:].numel() if weight.numel() >= LARGE_FILTERS else 0
+    always = max(stride) > 1 or weight.shape[2:].numel() == 1
+    positions, small = dy.shape[2:].numel(), x[0].numel() <= SMALL_IMAGE
 
-    def one(e: int, row: Tensor, add: bool) -> None:
-        (by_patches if always or spans[e].stop - spans[e].start < few else whole)(e, row, add)
+    def one(e: int) -> Tensor:
+        images = spans[e].stop - spans[e].start
+        few = weight.numel() >= MANY_WEIGHTS * positions * images or (small and images == 1)
+        return (by_patches if always or few else whole)(e)
 
-    sink.write(one, (2, 3, 1, 0) if weight.shape[0] >= MANY_CHANNELS else (0, 2, 3, 1))
+    sink.write(one, (0, 2, 3, 1))
+
+
+def _by_channel(x: Tensor, dy: Tensor, weight: Tensor, options: Any) -> Tensor:
+    """Compute dW of each image for filters of one channel each, by sums over positions: (images, *shape of dW)."""
+    stride, padding, dilation, _ = options
+    height, width = weight.shape[2:]
+    x, dy = F.pad(x.permute(0, 2, 3, 1), [0, 0, padding[1], padding[1], padding[0], padding[0]]), dy.permute(0, 2, 3, 1)
+    rows = x.new_empty(len(x), height, width, x.shape[-1])
+    size = max(1, IN_CACHE // dy[0].numel())
+    for start in range(0, len(x), size):
+        d, v = dy[start : start + size], x[start : start + size]
+        for i in range(height):
+            for j in range(width):
+                top, left = i * dilation[0], j * dilation[1]
+                bottom, right = top + stride[0] * (d.shape[1] - 1) + 1, left + stride[1] * (d.shape[2] - 1) + 1
+                window = v[:, top : bottom : stride[0], left : right : stride[1]]
+                torch.sum(d * window, (1, 2), out=rows[start : start + size, i, j])
+    return rows.permute(0, 3, 1, 2).unsqueeze(2)
 
 
 def _batched(current: Pass, x: Tensor, dy: Tensor, weight: Tensor, units: int, options: Any) -> Tensor:
@@ -145,12 +185,14 @@ def _batched(current: Pass, x: Tensor, dy: Tensor, weight: Tensor, units: int, o
 
 
 def _by_patches(
-    current: Pass, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any
-) -> Callable[[int, Tensor, bool], None]:
+    current: Pass, x: Tensor, dy: Tensor, weight: Tensor, spans: Spans, options: Any
+) -> Callable[[int], Tensor]:
     """Return a function that computes dW = D'U, with U the patches of outputs, for a few images at a time."""
     stride, padding, dilation, _ = options
     filters, channels, *kernel = weight.shape
     height, width = dy.shape[2:]
+    inputs, outputs = x.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)
+
     patch_bytes = height * width * kernel[0] * kernel[1] * channels * x.element_size()
     step = max(1, min(PATCH_BYTES // max(1, patch_bytes), max(s.stop - s.start for s in spans)))
     size = (step, x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1], channels)
@@ -162,23 +204,18 @@ def _by_patches(
         (image, row_ * stride[0], column * stride[1], row_ * dilation[0], column * dilation[1], channel),
     )
     patches = current.slots.scratch(("patches",), tuple(windows.shape), x)
-    inputs, outputs = x.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)
 
-    def one(e: int, row: Tensor, add: bool) -> None:
-        try:
-            flat = row.permute(0, 2, 3, 1).view(filters, -1)  # a view in both memory orders that convolutions prefer
-        except RuntimeError:  # another use of the weight chose a different order
-            flat = row.permute(0, 2, 3, 1).reshape(filters, -1)
+    def one(e: int) -> Tensor:
+        total: Tensor | None = None
         for start in range(spans[e].start, spans[e].stop, step):
             stop = min(start + step, spans[e].stop)
             inside[: stop - start].copy_(inputs[start:stop])
             patches[: stop - start].copy_(windows[: stop - start])
-            u = patches[: stop - start].reshape(-1, flat.shape[1])
-            d = align(outputs[start:stop].reshape(-1, filters))
-            again = add or start > spans[e].start
-            torch.addmm(flat, d.T, u, beta=1.0 if again else 0.0, out=flat)
-        if flat.data_ptr() != row.data_ptr():
-            row.copy_(flat.view(filters, *kernel, channels).permute(0, 3, 1, 2))
+            u = patches[: stop - start].reshape(-1, math.prod(kernel) * channels)
+            product = product_of_unit(outputs[start:stop].reshape(-1, filters), u)
+            total = product if total is None else total.add_(product)
+        assert total is not None
+        return total.view(filters, *kernel, channels).permute(0, 3, 1, 2)
 
     return one
 

@@ -24,10 +24,9 @@ class _Embedding(torch.autograd.Function):
         (indices,) = ctx.saved_tensors
         spans = ctx.current.spans(dy, "Embedding")
 
-        def one(e: int, row: Tensor, add: bool) -> None:
+        def one(e: int) -> Tensor:
             where = indices[spans[e]]
-            gradient = torch.ops.aten.embedding_dense_backward(dy[spans[e]], where, ctx.rows, ctx.padding, False)
-            row.add_(gradient) if add else row.copy_(gradient)
+            return torch.ops.aten.embedding_dense_backward(dy[spans[e]], where, ctx.rows, ctx.padding, False)
 
         if ctx.sink is not None and ctx.current.batched:
             ctx.sink.put(_all_units(dy, ctx.current.by_unit(indices), ctx.rows, ctx.padding))

@@ -1,13 +1,16 @@
 """Linear layers and matrix products: y = x W' + b, and a unit's dW is D'X over all rows of its views.
 
 A unit's rows have the same bits at any position and for any other rows. Libraries choose kernels by shape and treat the
-remainder at an edge differently: a kernel for few columns rounds a row depending on its position in the matrix or its
-address. So matrices are padded with zero columns (and rows) until no such kernel is chosen. The required padding was
-found by tests over thousands of shapes on one processor with AVX-512, which tests/private/engine/test_place.py repeats;
-`certify` tests the actual model before each charge.
+remainder at an edge differently, so matrices are padded with zero columns (and rows) until no such kernel is chosen.
+The required padding was found by tests over thousands of shapes on processors with AVX-512, which
+tests/private/engine/test_place.py repeats; `certify` tests the actual model before each charge.
 
-    float32    at least 16 columns; a multiple of 16 if a unit's own matrix has few rows or columns
-    float64    a multiple of 16 rows and columns, and the second factor is never transposed
+    float32, oneDNN      at least 2 rows
+    float32, otherwise   at least 16 columns; a multiple of 16 if a unit's own matrix has few rows or columns
+    float64              a multiple of 16 rows and columns, and the second factor is never transposed
+
+oneDNN's products in float32 depend least on the shape and are the fastest: twice as fast as MKL's on AMD's processors,
+where MKL does not use AVX-512.
 
 On an accelerator, passes of one size replace all this (pass_size.py), and the gradients of all units are one batched
 product.
@@ -22,14 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.private.engine.sinks import Sink
-from dpvision.private.engine.trace import ALWAYS, Data, Pass, align, per_unit, plain, rule_for
+from dpvision.private.engine.trace import ALWAYS, Data, Pass, Spans, align, per_unit, plain, rule_for
 
-# Products with fewer multiplications than this are computed for many units at once.
-SMALL = 1 << 16
+# Products with fewer multiplications and numbers than these are computed for many units at once.
+SMALL, SMALL_RESULT = 1 << 19, 1 << 16
 # With at least this many rows, a product gives a row the same bits for any other rows.
-MIN_ROWS = 32
+MIN_ROWS, MIN_ROWS_ONEDNN = 32, 2
 # The number of values that a kernel processes at once.
 LANES = 16
+ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 # Devices that multiply bfloat16 numbers and accumulate in float32; others multiply the rounded numbers as float32.
 MULTIPLIES_BF16 = ("cuda", "xpu")
 
@@ -43,8 +47,30 @@ def multiply(a: Tensor, b: Tensor, bf16: bool) -> Tensor:
     return torch.bmm(a, b, out_dtype=torch.float32).unflatten(0, front or (1,))[... if front else 0]
 
 
-def matrix_product(x: Tensor, matrix: Tensor, bf16: bool = False) -> Tensor:
-    """Return x @ matrix over the last axis, each row with the same bits in any batch; never a view."""
+def uses_onednn(x: Tensor) -> bool:
+    """Whether products of this tensor are computed by oneDNN."""
+    return ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def onednn_product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ matrix (+ bias) for matrices in float32, neither of them empty; always a new tensor."""
+    other = matrix.T if matrix.is_contiguous() or matrix.T.is_contiguous() else matrix.T.contiguous()
+    return torch.ops.mkldnn._linear_pointwise.default(x.contiguous(), other, bias, "none", [], "")
+
+
+def matrix_product(x: Tensor, matrix: Tensor, bf16: bool = False, bias: Tensor | None = None) -> Tensor:
+    """Return x @ matrix over the last axis (+ bias), each row with the same bits in any batch; never a view."""
+    if uses_onednn(x) and x.numel() and matrix.numel():
+        flat = x.reshape(-1, len(matrix))
+        missing = max(0, MIN_ROWS_ONEDNN - len(flat))
+        y = onednn_product(F.pad(flat, (0, 0, 0, missing)) if missing else flat, matrix, bias)
+        y = y[:-missing].clone() if missing else y
+        return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], matrix.shape[1]])
+    y = _padded_product(x, matrix, bf16)
+    return y if bias is None else y + bias
+
+
+def _padded_product(x: Tensor, matrix: Tensor, bf16: bool) -> Tensor:
     width, columns = matrix.shape
     if x.device.type != "cpu":
         product = multiply(x.reshape(-1, width), matrix, bf16)
@@ -116,8 +142,7 @@ class _Linear(torch.autograd.Function):
         x, weight = current.rounded(x), current.rounded(weight)
         ctx.save_for_backward(x if sinks[0] else None, weight)
         ctx.current, ctx.sinks = current, sinks
-        y = matrix_product(x, weight.T, current.bf16)
-        return y if bias is None else y + bias
+        return matrix_product(x, weight.T, current.bf16, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -128,66 +153,65 @@ class _Linear(torch.autograd.Function):
             of_bias.put(sums_by_unit(dy.flatten(1, -2) if dy.dim() > 2 else dy.unsqueeze(1), spans))
         dy = ctx.current.rounded(dy)
         if of_weight:
-            _weight_gradients(of_weight, x, dy, spans)
+            weight_gradients(of_weight, x, dy, spans)
         return (matrix_product(dy, weight, bf16) if ctx.needs_input_grad[0] else None), None, None, None, None
 
 
-def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> None:
-    """Compute each unit by a method chosen by its own size, so that the rest of the batch does not matter."""
+def weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: Spans, last: tuple[int, ...] = ()) -> None:
+    """Compute each unit by a method chosen by its own size, so that the rest of the batch does not matter.
+
+    The weight has shape (outputs, inputs, *last), where the axes `last` have length 1.
+    """
     inputs, outputs, places = x.shape[-1], dy.shape[-1], x.shape[1:-1].numel()
-    if sink.may_keep_factors() and len(x) * places == len(spans):
+    if sink.may_keep_factors() and not last and len(x) * places == len(spans):
         sink.slot.keep_factors(x.reshape(-1, inputs), dy.reshape(-1, outputs))
         return
 
-    def one(e: int, row: Tensor, add: bool) -> None:
-        d, a = (align(t[spans[e]].reshape(-1, t.shape[-1])) for t in (dy, x))
-        torch.addmm(row, d.T, a, beta=1.0 if add else 0.0, out=row)
+    def one(e: int) -> Tensor:
+        d, a = (t[spans[e]].reshape(-1, t.shape[-1]) for t in (dy, x))
+        return product_of_unit(d, a).view(outputs, inputs, *last)
 
     def together(units: list[int], size: int) -> Tensor:
         d, a = (_stack(t, spans, units, size * places) for t in (dy, x))
-        return batched_product(d.mT, a, sink.current.bf16)
+        return batched_product(d.mT, a, sink.current.bf16).view(len(units), outputs, inputs, *last)
 
     if sink.current.batched:
         sink.put(together(list(range(len(spans))), len(x) // len(spans)))
         return
-    groups = _by_size(spans)
-    small = {size: units for size, units in groups.items() if size * places * inputs * outputs < SMALL}
+    groups = spans.by_size
+    most = SMALL if inputs * outputs <= SMALL_RESULT else 0
+    small = {size: units for size, units in groups.items() if size * places * inputs * outputs < most}
     if not small:
         sink.write(one)
     elif len(groups) == 1:
         sink.put(together(*next((units, size) for size, units in small.items())))
     else:
-        rows = x.new_empty(len(spans), outputs, inputs)
+        rows = x.new_empty(len(spans), outputs, inputs, *last)
         for size, units in groups.items():
             if size in small:
                 rows[units] = together(units, size)
             else:
                 for e in units:
-                    alone = torch.empty_like(rows[e])  # aligned, since rounding depends on the output's address
-                    one(e, alone, add=False)
-                    rows[e] = alone
+                    rows[e] = one(e)
         sink.put(rows)
 
 
-def _by_size(spans: list[slice]) -> dict[int, list[int]]:
-    """Group the units by their number of rows."""
-    units: dict[int, list[int]] = {}
-    for e, span in enumerate(spans):
-        units.setdefault(span.stop - span.start, []).append(e)
-    return units
+def product_of_unit(d: Tensor, a: Tensor) -> Tensor:
+    """Return D'A for the rows of one unit, as a new tensor, since rounding may depend on addresses."""
+    return onednn_product(d.T, a.contiguous()) if uses_onednn(d) and a.numel() and d.numel() else align(d).T @ align(a)
 
 
-def _stack(values: Tensor, spans: list[slice], units: list[int], size: int) -> Tensor:
+def _stack(values: Tensor, spans: Spans, units: list[int], size: int) -> Tensor:
     """Stack (rows, ..., p) as (units, size, p), always in the same memory order, on which rounding depends."""
     values = torch.cat([values[spans[e]] for e in units]) if len(units) < len(spans) else values.contiguous()
     return values.reshape(len(units), size, values.shape[-1])
 
 
-def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
+def sums_by_unit(values: Tensor, spans: Spans) -> Tensor:
     """Sum (rows, T, p) over each unit's rows and over T, to (units, p)."""
     if values.device.type != "cpu":  # all units have the same number of rows there
         return values.reshape(len(spans), -1, values.shape[-1]).sum(1)
-    groups = _by_size(spans)
+    groups = spans.by_size
     parts = {s: _stack(values, spans, units, s * values.shape[1]).sum(1) for s, units in groups.items()}
     if len(parts) == 1:
         return next(iter(parts.values()))

@@ -1,4 +1,4 @@
-"""GroupNorm, LayerNorm and InstanceNorm: torch's own backward kernels, called once per unit.
+"""GroupNorm, LayerNorm and InstanceNorm: torch's own backward kernels, called once per unit if images are large.
 
 GroupNorm with few channels per group and channels last in memory is instead computed here by vectorised sums over
 positions. torch's kernel processes the channels of one group at a time: if they do not fill a vector register, it is up
@@ -19,6 +19,7 @@ units; LayerNorm's dx comes from torch's kernel, and dw and db are sums over eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,9 @@ from dpvision.errors import UnsafeLayer
 from dpvision.private.engine.rules.linear import sums_by_unit
 from dpvision.private.engine.trace import Data, Pass, per_unit, plain, rule_for
 
+# For images of at most this many numbers, the gradients of scale and shift are computed here for all units at once,
+# since a call per unit would take longer than its work.
+SMALL_IMAGE = 1 << 16
 FEW_CHANNELS = 8  # per group; with at least this many, torch's kernel fills its vector registers
 IN_CACHE = 1 << 18  # numbers processed at a time
 # With at least this many positions, torch's forward kernel also vectorises over channels, in a single call.
@@ -72,9 +76,15 @@ class _GroupNorm(torch.autograd.Function):
             return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
         kernel = torch.ops.aten.native_group_norm_backward  # always request the data gradient: it crashes otherwise
         sizes = (x.shape[1], x.shape[2:].numel(), ctx.groups)
-        mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
-        parts = [kernel(*unit, weight, len(unit[0]), *sizes, mask) for unit in _by_unit(spans, dy, x, mean, rstd)]
-        dx = _gather(parts, ctx.sinks)
+        if x[0].numel() <= SMALL_IMAGE:
+            dx = kernel(dy, x, mean, rstd, weight, len(x), *sizes, [True, False, False])[0]
+            for sink, gradients in zip(ctx.sinks, scale_and_shift_gradients(dy, x, mean, rstd), strict=True):
+                if sink is not None:
+                    sink.put(sums_by_unit(gradients.unsqueeze(1), spans))
+        else:
+            mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
+            parts = [kernel(*unit, weight, len(unit[0]), *sizes, mask) for unit in _by_unit(spans, dy, x, mean, rstd)]
+            dx = _gather(parts, ctx.sinks)
         return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
 
 
@@ -101,12 +111,13 @@ class _LayerNorm(torch.autograd.Function):
         kernel = torch.ops.aten.native_layer_norm_backward
         mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
         spans = ctx.current.spans(dy, "LayerNorm")
-        if ctx.current.batched:
+        if ctx.current.batched or x[0].numel() <= SMALL_IMAGE:
             dx = kernel(dy, x, ctx.shape, mean, rstd, weight, bias, [True, False, False])[0]
             for sink, of_bias in zip(ctx.sinks, (False, True), strict=True):
                 if sink is not None:
                     rows = dy if of_bias else (x - mean).mul_(rstd).mul_(dy)
-                    sink.put(ctx.current.by_unit(rows.reshape(len(dy), -1, *ctx.shape)).sum((1, 2)))
+                    sums = sums_by_unit(rows.reshape(len(dy), -1, math.prod(ctx.shape)), spans)
+                    sink.put(sums.view(-1, *ctx.shape))
             return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
         parts = [kernel(d, v, ctx.shape, m, r, weight, bias, mask) for d, v, m, r in _by_unit(spans, dy, x, mean, rstd)]
         dx = _gather(parts, ctx.sinks)
@@ -219,6 +230,18 @@ def few_channels_gradients(
         dx[piece] -= v * _by_channel(q.expand_as(total))
         dx[piece] += _by_channel(p.expand_as(total))
     return dx, dw, db
+
+
+def scale_and_shift_gradients(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return per-image dw and db: (images, channels)."""
+    groups = mean.shape[1]
+    total, product = dy.new_empty(x.shape[:2]), dy.new_empty(x.shape[:2])
+    for piece in _pieces(x):
+        d = dy[piece]
+        sums = (t.reshape(*t.shape[:2], -1).sum(2) for t in (d, d * x[piece]))
+        total[piece], product[piece] = sums
+    centred = _by_group(product, groups) - _by_group(total, groups) * mean.unsqueeze(2)
+    return (centred * inverse.unsqueeze(2)).flatten(1), total
 
 
 def normalise_groups(x: Tensor, weight: Any, bias: Any, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
