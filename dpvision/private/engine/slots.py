@@ -17,7 +17,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from dpvision.private.engine.exact import AT_ONCE, BLOCK, ExactSum, rounding_of_products, squares
+from dpvision.private.engine.exact import AT_ONCE, BLOCK, OUTPUTS, ExactSum, rounding_of_products, squares
 
 # The norm of a row with at least this many numbers is computed right after the row is written.
 MIN_RECORDED = 1 << 16
@@ -35,7 +35,8 @@ class Slot:
         self.name, self.shape, self.numel = name, tuple(like.shape), like.numel()
         self._device, self._dtype = like.device, like.dtype
         block = BLOCK if self.numel >= BLOCK else 16
-        self._padded = max(1, math.ceil(self.numel / block)) * block
+        room = math.ceil(like.shape[0] / OUTPUTS) * OUTPUTS * like.shape[1] if factored else self.numel
+        self._padded = max(1, math.ceil(room / block)) * block
         self._block = block
         self._capacity = capacity
         self._rows: Tensor | None = None

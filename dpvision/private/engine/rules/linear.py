@@ -9,6 +9,10 @@ found by tests over thousands of shapes on one processor with AVX-512, which tes
     float32    at least 16 columns; a multiple of 16 if a unit's own matrix has few rows or columns
     float64    a multiple of 16 rows and columns, and the second factor is never transposed
 
+Layers with many inputs and few outputs, such as heads on features, use oneDNN's product, which reads the inputs where
+they are instead of packing them: a third of the time. It gives a row other bits if the number of rows changes, so it
+always multiplies PIECE of them.
+
 On an accelerator, passes of one size replace all this (pass_size.py), and the gradients of all units are one batched
 product.
 """
@@ -21,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpvision.models.device import has_fast_product, product
 from dpvision.private.engine.sinks import Sink
 from dpvision.private.engine.trace import ALWAYS, Data, Pass, align, per_unit, plain, rule_for
 
@@ -30,6 +35,8 @@ SMALL = 1 << 16
 MIN_ROWS = 32
 # The number of values that a kernel processes at once.
 LANES = 16
+# A layer with at least this many inputs and at most this many outputs multiplies this many rows at a time.
+MANY_INPUTS, FEW_OUTPUTS, PIECE = 1024, 64, 256
 # Devices that multiply bfloat16 numbers and accumulate in float32; others multiply the rounded numbers as float32.
 MULTIPLIES_BF16 = ("cuda", "xpu")
 
@@ -49,6 +56,8 @@ def matrix_product(x: Tensor, matrix: Tensor, bf16: bool = False) -> Tensor:
     if x.device.type != "cpu":
         product = multiply(x.reshape(-1, width), matrix, bf16)
         return torch.ops.aten._unsafe_view(product, [*x.shape[:-1], columns])
+    if width >= MANY_INPUTS and columns <= FEW_OUTPUTS and has_fast_product(x):
+        return _product_in_pieces(x, matrix)
     wide = x.dtype == torch.float64
     flat = x.reshape(-1, width).contiguous()
     count = len(flat)
@@ -67,6 +76,17 @@ def matrix_product(x: Tensor, matrix: Tensor, bf16: bool = False) -> Tensor:
     else:
         torch.mm(flat, matrix, out=y.view(-1, columns))
     return y
+
+
+def _product_in_pieces(x: Tensor, matrix: Tensor) -> Tensor:
+    """Return x @ matrix in products of one size, padded with zero rows and columns."""
+    width, columns = matrix.shape
+    others = F.pad(matrix.T, (0, 0, 0, -columns % LANES)).contiguous()
+    y = x.new_empty(x.shape[:-1].numel(), columns)
+    for rows, result in zip(x.reshape(-1, width).split(PIECE), y.split(PIECE), strict=True):
+        full = F.pad(rows, (0, 0, 0, PIECE - len(rows))) if len(rows) < PIECE else rows
+        result.copy_(product(full, others)[: len(rows), :columns])
+    return y.view(*x.shape[:-1], columns)
 
 
 def batched_product(a: Tensor, b: Tensor, bf16: bool = False) -> Tensor:
