@@ -31,6 +31,7 @@ TRAINED = {
     "probe": "the head and the normalisation before it",
     "bias": "the biases and the head",
 }
+Confirm = Annotated[bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")]
 _TRAINING, _RELEASE = declared(Config), declared(Release)
 
 
@@ -51,9 +52,7 @@ def plan(
     epsilon: Annotated[float | None, _solved("epsilon", default="computed if --sigma is given")] = None,
     sigma: Annotated[float | None, _solved("sigma", default="computed if --epsilon is given")] = None,
     delta: Annotated[float, like(_TRAINING["delta"])] = 1e-5,
-    confirm: Annotated[
-        bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")
-    ] = False,
+    confirm: Confirm = False,
     model: Annotated[
         str | None, like(_TRAINING["model"], help="Network for --describe-device.", show_default="none")
     ] = None,
@@ -106,6 +105,7 @@ def release(
     rows: Annotated[int | None, _solved("rows", of=_RELEASE)] = None,
     degree: Annotated[float | None, _solved("degree", of=_RELEASE)] = None,
     delta: Annotated[float, like(_RELEASE["delta"])] = 1e-5,
+    confirm: Confirm = False,
     json: Json = False,
 ) -> None:
     """Compute the noise of a release, and the best degree of its mixtures, without data.
@@ -114,7 +114,9 @@ def release(
     """
     from dpvision.settings.plan import plan_release
 
-    answer = plan_release(recipe, n=n, epsilon=epsilon, classes=classes, rows=rows, degree=degree, delta=delta)
+    answer = plan_release(
+        recipe, n=n, epsilon=epsilon, classes=classes, rows=rows, degree=degree, delta=delta, confirm=confirm
+    )
     if json:
         as_json(answer)
     else:
