@@ -18,20 +18,21 @@ gradient_plane.py     gradients of single images in the plane of two mean gradie
 pictures.py           plots of ROC curves, eigenvalues and gradients
 """
 
-from dpvision.audit.bounds import Bound, Estimate, estimate, lower_bound
-from dpvision.audit.hierarchical import PAPER, Attack, Setting, attack, paper_sigma, scheduled, setting, sound_sigma
+from typing import Any
 
-__all__ = [
-    "PAPER",
-    "Attack",
-    "Bound",
-    "Estimate",
-    "Setting",
-    "attack",
-    "estimate",
-    "lower_bound",
-    "paper_sigma",
-    "scheduled",
-    "setting",
-    "sound_sigma",
-]
+# Public name -> module. Modules are imported on first use, so that reading a file of audits is fast.
+_PUBLIC = {
+    **dict.fromkeys(("Bound", "Estimate", "estimate", "lower_bound"), "bounds"),
+    **dict.fromkeys(("PAPER", "Attack", "Setting", "attack", "paper_sigma", "scheduled", "setting"), "hierarchical"),
+    "sound_sigma": "hierarchical",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        from importlib import import_module
+
+        return getattr(import_module(f"dpvision.audit.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module 'dpvision.audit' has no attribute {name!r}")

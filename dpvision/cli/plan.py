@@ -32,6 +32,7 @@ TRAINED = {
     "bias": "the biases and the head",
 }
 FIXED = ("linear", "scatter-linear")  # networks whose features have no weights
+Confirm = Annotated[bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")]
 _TRAINING, _RELEASE = declared(Config), declared(Release)
 
 
@@ -65,9 +66,7 @@ def plan(
     at_fpr: Annotated[
         float, option("Privacy", "With --attack-success: share of non-members that the test wrongly reports.")
     ] = 0.01,
-    confirm: Annotated[
-        bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")
-    ] = False,
+    confirm: Confirm = False,
     model: Annotated[
         str | None, like(_TRAINING["model"], help="Network for --describe-device.", show_default="none")
     ] = None,
@@ -132,6 +131,7 @@ def release(
     rows: Annotated[int | None, _solvable_option("rows", of=_RELEASE)] = None,
     degree: Annotated[float | None, _solvable_option("degree", of=_RELEASE)] = None,
     delta: Annotated[float, like(_RELEASE["delta"])] = 1e-5,
+    confirm: Confirm = False,
     json: Json = False,
 ) -> None:
     """Compute the noise of a release, and the best degree of its mixtures, without data.
@@ -140,7 +140,9 @@ def release(
     """
     from dpvision.settings.plan import plan_release
 
-    answer = plan_release(recipe, n=n, epsilon=epsilon, classes=classes, rows=rows, degree=degree, delta=delta)
+    answer = plan_release(
+        recipe, n=n, epsilon=epsilon, classes=classes, rows=rows, degree=degree, delta=delta, confirm=confirm
+    )
     if json:
         as_json(answer)
     else:

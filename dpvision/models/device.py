@@ -18,6 +18,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpvision.errors import ConfigError
 from dpvision.settings.training import PRECISIONS
@@ -182,3 +183,25 @@ def keep_freed_memory() -> bool:
         return all(library.mallopt(*setting) for setting in settings)
     except (OSError, AttributeError):
         return False
+
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def has_fast_product(x: Tensor) -> bool:
+    """Whether `product` uses oneDNN for this tensor: on the CPU, for float32 numbers without gradients."""
+    plain = x.device.type == "cpu" and x.dtype == torch.float32 and not (x.requires_grad and torch.is_grad_enabled())
+    return plain and HAS_ONEDNN and not torch.compiler.is_exporting()
+
+
+def product(rows: Tensor, others: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return rows @ others.mT (+ bias), always as a new tensor.
+
+    On the CPU, oneDNN multiplies two matrices, several times as fast as MKL if one is narrow, and twice as fast on AMD's
+    processors. How a row is rounded may depend on the sizes of both matrices.
+    """
+    if rows.dim() == 2 == others.dim() and has_fast_product(rows) and has_fast_product(others):
+        others = others if others.is_contiguous() or others.T.is_contiguous() else others.contiguous()
+        return torch.ops.mkldnn._linear_pointwise.default(rows.contiguous(), others, bias, "none", [], "")
+    result = rows @ others.mT
+    return result if bias is None else result + bias

@@ -2,20 +2,21 @@
 
 For a patch p of an image, minus its mean, with a whitening W and a dictionary d_1 ... d_K, both from random images,
 
-    r_k = d_k . W p / sqrt(1 + |W p|^2)               at every pixel: the appearance of the patch, nearly independent
-                                                      of its contrast
+    r_k = d_k . W p / sqrt(1 + |W p|^2)               the appearance of the patch, nearly independent of its contrast
     phi = means of relu(r_k - b) and relu(-r_k - b)   over 3 x 3 windows of half the height and width
     f   = sqrt(phi(x) + phi(mirror image of x)) - m   where m is the mean of the square root over random images
 
 and f is scaled to norm 1. Because of the square root, the presence of a pattern counts more than its frequency. There
-may be patches of several sizes, and a second layer, which uses patches of the downsampled maps relu(r_k - b) and
-relu(-r_k - b) of a small first dictionary. The features are a public function of one image: the code that computes the
-dictionary (public/dictionary.py) cannot import the code that reads private data.
+is a patch at every pixel of images below 128 pixels, and at every s-th pixel in both directions of others, with s = the
+longer side / 64, rounded down: so large images take about the time of medium ones. There may be patches of several
+sizes, and a second layer, which uses patches of the downsampled maps relu(r_k - b) and relu(-r_k - b) of a small first
+dictionary. The features are a public function of one image: the code that computes the dictionary
+(public/dictionary.py) cannot import the code that reads private data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -23,16 +24,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
+from dpvision.models.device import has_fast_product, product
 from dpvision.models.featured import Featured
 from dpvision.models.parts import centred_linear
 
 WINDOWS = 3  # per side: each is half as long as the side and overlaps the next by half
 THRESHOLD = 0.25
 MAX_SIDE = 1024  # pixels; the maximum for random images
+SIDE_OF_STRIDE = 64  # pixels of the longer side for each pixel from one patch to the next
 BLOCK = 128  # dictionary entries per block, so that intermediate results stay in the processor's caches
 # With a second layer: number and size of the patches in the first layer, and size of the patches of its maps.
 FIRST, FIRST_PATCH, SECOND_PATCH = 64, 5, 3
-CONSTANTS = (WINDOWS, THRESHOLD, FIRST, FIRST_PATCH, SECOND_PATCH)
+CONSTANTS = (WINDOWS, THRESHOLD, FIRST, FIRST_PATCH, SECOND_PATCH, SIDE_OF_STRIDE)
 
 
 class Bank(nn.Module):
@@ -52,22 +55,27 @@ class Bank(nn.Module):
         self.offset = nn.Parameter(torch.zeros(size))  # subtracted from each patch, in addition to its mean
         self.whitening = nn.Parameter(centre_rows(torch.eye(size))[: rank or size])  # W
         self.dictionary = nn.Parameter(centre_rows(F.normalize(torch.randn(count, size), dim=1)))  # d^T W
-        self.positions = height + 1 - patch, width + 1 - patch
+        self.stride = max(1, max(height, width) // SIDE_OF_STRIDE)
+        self.positions = (height - patch) // self.stride + 1, (width - patch) // self.stride + 1
         windows = torch.einsum("ap,bq->abpq", *(_window_weights(length) for length in self.positions))
         self.register_buffer("windows", windows.reshape(-1, WINDOWS**2), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return phi as (mean |s| + mean s) / 2 and (mean |s| - mean s) / 2, where s = relu(r - b) - relu(-r - b)."""
-        patches, means = self._patches(x), []
-        for part in self.dictionary.split(BLOCK):
-            signed = F.softshrink(part @ patches, THRESHOLD)
-            mean, mean_size = signed @ self.windows, signed.abs() @ self.windows
-            means += [mean_size + mean, mean_size - mean]
-        return torch.cat(means, 1).flatten(1) / 2
+        patches, windows, means = self._patches(x), self.windows.T.contiguous(), []
+        for images in self._groups(patches):
+            parts = []
+            for part in self.dictionary.split(BLOCK):
+                signed = F.softshrink(_products(part, images), THRESHOLD)
+                mean, mean_size = _products(signed, windows), _products(signed.abs(), windows)
+                parts += [mean_size + mean, mean_size - mean]
+            means.append(torch.cat(parts, 1).flatten(1))
+        return torch.cat(means) / 2
 
     def maps(self, x: Tensor) -> Tensor:
         """Return relu(r - b) and relu(-r - b) as (N, 2 K, ...), at half the height and width."""
-        signed = F.softshrink(self.dictionary @ self._patches(x), THRESHOLD).unflatten(2, self.positions)
+        responses = torch.cat([_products(self.dictionary, images) for images in self._groups(self._patches(x))])
+        signed = F.softshrink(responses, THRESHOLD).unflatten(2, self.positions)
         return F.avg_pool2d(torch.cat([F.relu(signed), F.relu(-signed)], 1), 2)
 
     @property
@@ -75,9 +83,23 @@ class Bank(nn.Module):
         return 2 * len(self.dictionary), self.positions[0] // 2, self.positions[1] // 2
 
     def _patches(self, x: Tensor) -> Tensor:
-        """Return all patches divided by sqrt(1 + |W p|^2), as (N, C patch^2, positions)."""
-        patches = F.unfold(x, self.patch) - self.offset.unsqueeze(1)
-        return patches * (self.whitening @ patches).square().sum(1, keepdim=True).add(1).rsqrt()
+        """Return all patches divided by sqrt(1 + |W p|^2), as (N, positions, C patch^2)."""
+        patches = F.unfold(x, self.patch, stride=self.stride).transpose(1, 2).contiguous() - self.offset
+        white = product(patches.flatten(0, 1), self.whitening).unflatten(0, patches.shape[:2])
+        return patches * white.square().sum(2, keepdim=True).add(1).rsqrt()
+
+    @staticmethod
+    def _groups(patches: Tensor) -> Sequence[Tensor]:
+        """Divide the images: one by one on the CPU, so that what is computed of them stays in a core's cache."""
+        return patches.split(1) if has_fast_product(patches) else (patches,)
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b.mT, where one of them may have a first axis of images."""
+    images = a if a.dim() == 3 else b
+    if len(images) > 1:
+        return product(a, b)
+    return product(*(t[0] if t is images else t for t in (a, b))).unsqueeze(0)
 
 
 class Patches(nn.Module):

@@ -33,7 +33,7 @@ from dpvision.public.random.feature_textures import one_thread
 from dpvision.public.trainer import write_weights
 from dpvision.storage import safetensors
 
-FORMAT = "dpvision-dictionary-4"  # change it whenever the images or the computation change
+FORMAT = "dpvision-dictionary-5"  # change it whenever the images or the computation change
 BATCH = 250
 CENTRE = "rest.0.centre"
 Progress = Callable[[int, int], None]
@@ -225,7 +225,7 @@ def _draw_patches(
     for batch, images in draw_images(settings, range(settings.images)):
         maps, size = to_maps(images), bank.patch
         for number in ((index >= batch.start) & (index < batch.stop)).nonzero().flatten().tolist():
-            i, a, b = int(index[number]) - batch.start, int(down[number]), int(right[number])
+            i, a, b = int(index[number]) - batch.start, *(bank.stride * int(at[number]) for at in (down, right))
             patches[number] = maps[i, :, a : a + size, b : b + size].flatten()
         progress(batch.stop)
     return patches

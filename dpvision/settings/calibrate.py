@@ -20,6 +20,7 @@ MIN_SIGMA, MAX_SIGMA = 0.05, 1e6
 MAX_STEPS = MAX_COUNT
 # Relative precision of sigma and rate: the answer is on the safe side of the exact one, at most this far from it.
 PRECISION = 1e-5
+MAX_GUESSES = 8  # of the point at which a budget ends
 
 
 def sigma(budget: Budget, *, rate: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
@@ -128,16 +129,46 @@ def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...
     return low
 
 
-def _bisect(bad: float, good: float, holds: Callable[[float], bool]) -> float:
-    """Narrow the interval (bad, good) to PRECISION and return its good end."""
+def _bisect(bad: float, good: float, excess: Callable[[float], float]) -> float:
+    """Halve the interval (bad, good) until it is at most PRECISION, and return its good end.
+
+    `excess` falls, and is above 0 on the bad side alone. The points of the halving are fixed, but guesses by the method
+    of false position (Illinois) first narrow the interval, so that few of these points have to be evaluated.
+    """
+    left, right, of_left, of_right = bad, good, excess(bad), excess(good)
+
+    def fails(x: float) -> bool:
+        """Whether x is on the bad side; evaluates it if that is not known yet."""
+        nonlocal left, right, of_left, of_right
+        if left < x < right:
+            value = excess(x)
+            if value > 0:
+                left, of_left, of_right = x, value, of_right / (2 if of_left == last else 1)
+            else:
+                right, of_right, of_left = x, value, of_left / (2 if of_right == last else 1)
+        return x <= left
+
+    last = math.nan  # the value at the end that the guess before replaced
+    for _ in range(MAX_GUESSES):
+        if right - left <= PRECISION or not -math.inf < of_right < of_left < math.inf:
+            break
+        guess = right - of_right * (right - left) / (of_right - of_left)
+        # Aim a little past the end, on the side that is further away, so that the interval shrinks from both sides.
+        guess += PRECISION / 8 if guess - left < right - guess else -PRECISION / 8
+        last = of_left if fails(guess) else of_right
     while good - bad > PRECISION:
         mid = (bad + good) / 2
-        bad, good = (bad, mid) if holds(mid) else (mid, good)
+        bad, good = (mid, good) if fails(mid) else (bad, mid)
     return good
 
 
 def _within(budget: Budget, event: Event, before: tuple[Event, ...]) -> bool:
-    return quick.epsilon(Composed((*before, event)), budget.delta) <= budget.epsilon
+    return _over(budget, event, before) <= 0
+
+
+def _over(budget: Budget, event: Event, before: tuple[Event, ...]) -> float:
+    """Return by how much the epsilon of an event after others exceeds the budget's."""
+    return quick.epsilon(Composed((*before, event)), budget.delta) - budget.epsilon
 
 
 def _truly_within(budget: Budget, event: Event, before: tuple[Event, ...]) -> bool:
@@ -155,8 +186,9 @@ def _confirm(
     *,
     confirm: bool,
 ) -> float:
+    holds = _truly_within if confirm else _within
     for _ in range(40):
-        if not confirm or _truly_within(budget, event(value), before):
+        if holds(budget, event(value), before):
             return value
         value *= factor
         factor *= factor  # take larger steps each time; a tiny one is usually enough

@@ -181,11 +181,15 @@ def plan_release(
     rows: int | None = None,
     degree: float | None = None,
     delta: float = 1e-5,
+    confirm: bool = False,
 ) -> dict[str, Any]:
-    """Compute the degree, the noise and the guarantee of a release by this recipe, from public numbers."""
+    """Compute the degree, the noise and the guarantee of a release by this recipe, from public numbers.
+
+    Epsilon is the quick accountant's bound or, with `confirm`, that of dp-accounting, which a release uses.
+    """
     given = {"n": n, "epsilon": epsilon, "delta": delta, "rows": rows, "degree": degree}
     settings = with_changes(release_recipe(recipe), {k: v for k, v in given.items() if v is not None})
-    whole = settings.complete(n, classes, channels=1)
+    whole = settings.complete(n, classes, channels=1, confirm=confirm)
     assert whole.sigma
     event = whole.event(whole.sigma, classes)
     answer = {
@@ -195,7 +199,7 @@ def plan_release(
         "rows": whole.rows,
         "degree": whole.degree,
         "sigma": whole.sigma,
-        "epsilon": accountant.epsilon(event, delta),
+        "epsilon": accountant.epsilon(event, delta) if confirm else quick.epsilon(event, delta),
         "delta": delta,
         "charged": describe(event),
         "approximate_epsilon_by_central_limit": gdp.gaussian_epsilon(gdp.central_limit_mu(event), delta),

@@ -19,8 +19,8 @@ Two more bounds, `rdp_epsilon` and `lower_bound`, are only for comparison with t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -120,13 +120,7 @@ def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
     ends = np.clip(ends, -MAX_LOSS, MAX_LOSS)
     low, high = math.floor(ends[0] / h), math.ceil(ends[1] / h)
     grid = np.arange(low, high + 1) * h
-    # The x at which the loss is a grid value; there is none for losses below log(1-q).
-    gain = np.expm1(grid) / q + 1.0
-    x = np.full_like(grid, -np.inf)
-    ok = gain > 0
-    x[ok] = sigma**2 * np.log(gain[ok]) + 0.5
-    q_mass = _normal_mass(x / sigma)  # len(grid) + 1 masses: below, between and above the grid points
-    p_mass = (1 - q) * q_mass + q * _normal_mass((x - 1.0) / sigma)
+    p_mass, q_mass = _masses(q, sigma, h, low, high)
     if added:
         # In the other direction the losses change sign: mirror the grid and swap P and Q.
         grid, low, p_mass, q_mass = -grid[::-1], -high, q_mass[::-1], p_mass[::-1]
@@ -141,6 +135,19 @@ def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
     mass[1:] += up
     mass[0] += p_mass[0]  # a loss below the grid is rounded up
     return _Losses(mass, low, float(p_mass[-1]))
+
+
+@lru_cache(maxsize=8)
+def _masses(q: float, sigma: float, h: float, low: int, high: int) -> tuple[Floats, Floats]:
+    """Return the masses of P and Q below, between and above the grid points, for both directions."""
+    grid = np.arange(low, high + 1) * h
+    # The x at which the loss is a grid value; there is none for losses below log(1-q).
+    gain = np.expm1(grid) / q + 1.0
+    x = np.full_like(grid, -np.inf)
+    ok = gain > 0
+    x[ok] = sigma**2 * np.log(gain[ok]) + 0.5
+    q_mass = _normal_mass(x / sigma)
+    return (1 - q) * q_mass + q * _normal_mass((x - 1.0) / sigma), q_mass
 
 
 def _point_losses(point: Point, h: float) -> _Losses:
@@ -196,13 +203,31 @@ def _window(steps: list[tuple[_Losses, int]], h: float) -> tuple[int, int]:
     low, high = sum(n * float(l[0]) for _, n, l in points), sum(n * float(l[-1]) for _, n, l in points)
     budget = -math.log(WINDOW_TAIL)
     # Orders near 1/spread suit nearly normal sums; small orders suit the rare large losses at small sampling rates.
-    for size in np.geomspace(min(0.5, 0.5 / spread), 10 / spread, 24).tolist():
-        for order in (size, -size):
-            log_mgf = sum(n * _log_mgf(s.mass, order * l) for s, n, l in points)
-            bound = (log_mgf + budget) / order
-            high, low = (min(high, bound), low) if order > 0 else (high, max(low, bound))
+    sizes = np.geomspace(min(0.5, 0.5 / spread), 10 / spread, 24).tolist()
+
+    def at(order: float) -> float:
+        return (sum(n * _log_mgf(s.mass, order * l) for s, n, l in points) + budget) / order
+
+    def below(order: float) -> float:
+        return -at(-order)
+
+    high, low = min(high, _least(at, sizes)), max(low, -_least(below, sizes))
     low = min(low, mean)
     return math.floor(low / h) - 1, math.ceil(max(high, mean, 0.0) / h) + 1
+
+
+def _least(bound: Callable[[float], float], orders: Sequence[float]) -> float:
+    """Return the least bound among the orders, of which few are tried, since bounds fall and then rise.
+
+    Chernoff's bound does so because a cumulant generating function is convex. Any of them is a bound.
+    """
+    at = cache(bound)
+    first, last = 0, len(orders) - 1
+    while first < last:
+        middle = (first + last) // 2
+        falls = at(orders[middle]) > at(orders[middle + 1])
+        first, last = (middle + 1, last) if falls else (first, middle)
+    return at(orders[first])
 
 
 def _log_mgf(mass: Floats, exponent: Floats) -> float:

@@ -211,8 +211,11 @@ class Release:
             needed += [self.degree, *([self.drawn] if self.sampling == "hierarchical" else [])]
         return all(needed)
 
-    def complete(self, n: int, classes: int, channels: int) -> Release:
-        """Compute the settings that are None, from the numbers of records, classes and channels alone."""
+    def complete(self, n: int, classes: int, channels: int, *, confirm: bool = True) -> Release:
+        """Compute the settings that are None, from the numbers of records, classes and channels alone.
+
+        Without `confirm`, the noise is that of the quick accountant alone, for a plan that charges nothing.
+        """
         n = self.n or (sum(self.class_counts) if self.class_counts else n)
         if n < 2:
             raise ConfigError(f"n is {n}: a release needs at least 2 images.")
@@ -238,7 +241,7 @@ class Release:
             from dpvision.settings import calibrate
 
             budget = Budget(self.epsilon, self.delta)
-            whole = replace(whole, sigma=calibrate.sigma_of(budget, lambda s: whole.event(s, classes)))
+            whole = replace(whole, sigma=calibrate.sigma_of(budget, lambda s: whole.event(s, classes), confirm=confirm))
             if whole.sigma == calibrate.MIN_SIGMA:
                 raise ConfigError(
                     f"epsilon {self.epsilon:g} at delta {self.delta:g} would allow a sigma of {whole.sigma:g} or less, "

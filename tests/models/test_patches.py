@@ -27,7 +27,8 @@ def _maps(bank: Bank, image: Tensor) -> Tensor:
     result = torch.zeros(2 * len(bank.dictionary), *bank.positions, dtype=torch.float64)
     for a in range(bank.positions[0]):
         for b in range(bank.positions[1]):
-            p = (image[:, a : a + bank.patch, b : b + bank.patch].flatten() - bank.offset).double()
+            i, j = bank.stride * a, bank.stride * b
+            p = (image[:, i : i + bank.patch, j : j + bank.patch].flatten() - bank.offset).double()
             r = bank.dictionary.double() @ p / (1 + (bank.whitening.double() @ p).square().sum()).sqrt()
             result[:, a, b] = torch.cat([F.relu(r - THRESHOLD), F.relu(-r - THRESHOLD)])
     return result
@@ -49,13 +50,20 @@ def _pooled(maps: Tensor) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("second", [0, 2])
-def test_the_formula(second: int) -> None:
-    patches, images = _patches((2, 16, 18), second=second), torch.rand(3, 2, 16, 18) * 2 - 1
+@pytest.mark.parametrize(("second", "side"), [(0, 18), (2, 18), (0, 130)])
+def test_the_formula(second: int, side: int) -> None:
+    patches, images = _patches((2, 16, side), second=second), torch.rand(3, 2, 16, side) * 2 - 1
     both = torch.stack([_by_hand(patches, x) + _by_hand(patches, x.flip(2)) for x in images]).sqrt()
     wanted = F.normalize((both - patches.mean.double()) * patches.scale.double(), dim=1)
     assert bool((both > 0).any()) and torch.allclose(patches(images).double(), wanted, atol=1e-4)
     assert torch.allclose(patches(images).norm(dim=1), torch.ones(3))
+
+
+def test_large_images_have_patches_at_a_stated_stride() -> None:
+    for side, stride in ((32, 1), (127, 1), (128, 2), (224, 3), (1024, 16)):
+        bank = Bank((1, side, side), 5, 2)
+        assert bank.stride == stride and bank.positions[0] <= 128
+        assert (bank.positions[0] - 1) * stride + 5 <= side < bank.positions[0] * stride + 5
 
 
 def test_a_mirror_changes_nothing() -> None:

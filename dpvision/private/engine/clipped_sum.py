@@ -278,8 +278,8 @@ class ClippedSum:
 
     def _require_matching(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public) -> list[int]:
         """Return the units' numbers of images, after checking that they are consistent."""
-        views = [int(v) for v in views]
-        if any(v < 1 for v in views) or sum(views) != len(images) or len(targets) != len(images):
+        views = list(map(int, views))
+        if (views and min(views) < 1) or sum(views) != len(images) or len(targets) != len(images):
             raise ConfigError(
                 "images, targets and views do not match: every unit needs at least one view, and the numbers of views "
                 "must sum to the number of images and of targets."

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 GRID_BITS = 34
@@ -26,8 +27,12 @@ GRID_BITS = 34
 MAX_UNITS = 1 << 16
 # Number of values processed at a time, so that they and their accumulators stay in a core's cache.
 CHUNK = 1 << 17
-# Rows and columns of factors multiplied at a time, which are converted to float64 in the cache.
+# Rows and columns of factors multiplied at a time, which are converted to float64 in the cache: whole rows if there are
+# few outputs, since then the sum stays in the cache too.
 TILE, WIDTH = 256, 512
+FEW_OUTPUTS, TILE_OF_FEW, WIDTH_OF_FEW = 64, 32, 4096
+# Products of float64 are fastest if the number of outputs is a multiple of this.
+OUTPUTS = 4
 PRODUCT_BITS = 42  # (b + 1 bits of x) * (43 - b bits of d) * (256 rows) fit float64's 53 bits
 MAX_PRODUCTS = 1024  # units between two carries
 # Inputs of a smaller norm count as zero.
@@ -95,17 +100,21 @@ class ExactSum:
         anchors = 1.5 * 2.0**52 * grids
         if self._total is None:
             self._total = torch.zeros(self._size, dtype=torch.float64, device=self._device)
-        total = self._total[: shape[0] * shape[1]].view(shape)
-        width = WIDTH if self._device.type == "cpu" else shape[1]
-        tile = torch.empty(TILE, width, dtype=torch.float64, device=self._device)
-        for x, anchor, d in zip(inputs.split(TILE), anchors.split(TILE), whole.split(TILE), strict=True):
+        count = min(-(-shape[0] // OUTPUTS) * OUTPUTS, self._size // shape[1])  # padded if there is room
+        whole = F.pad(whole, (0, count - shape[0]))
+        total = self._total[: count * shape[1]].view(count, shape[1])
+        size, width = (TILE_OF_FEW, WIDTH_OF_FEW) if shape[0] <= FEW_OUTPUTS else (TILE, WIDTH)
+        if self._device.type != "cpu":
+            size, width = TILE, shape[1]
+        tile = torch.empty(size, min(width, shape[1]), dtype=torch.float64, device=self._device)
+        for x, anchor, d in zip(inputs.split(size), anchors.split(size), whole.split(size), strict=True):
             if self._products + len(x) > MAX_PRODUCTS:
                 self._carry()
             self._products += len(x)
             for columns, result in zip(x.split(width, dim=1), total.split(width, dim=1), strict=True):
                 wide = tile[: len(columns), : columns.shape[1]]
                 wide.copy_(columns).add_(anchor).sub_(anchor)
-                result.add_(torch.mm(d.T, wide), alpha=unit)
+                result.addmm_(d.T, wide, alpha=unit)
 
     def take(self) -> Tensor | None:
         """Return the sum, or None if nothing was added, and reset it."""

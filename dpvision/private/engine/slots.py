@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dpvision.private.engine.exact import AT_ONCE, BLOCK, SMALL, ExactSum, rounding_of_products, squares
+from dpvision.private.engine.exact import AT_ONCE, BLOCK, OUTPUTS, SMALL, ExactSum, rounding_of_products, squares
 
 # The largest rounding error of a contribution from factors, relative to the bound: a part of noise.ARITHMETIC_SLACK.
 MAX_ROUNDING = 6.5e-5
@@ -35,7 +35,8 @@ class Slot:
         self.name, self.shape, self.numel = name, tuple(like.shape), like.numel()
         self._device, self._dtype = like.device, like.dtype
         block = BLOCK if self.numel >= BLOCK else 16
-        self._padded = max(1, math.ceil(self.numel / block)) * block
+        room = math.ceil(like.shape[0] / OUTPUTS) * OUTPUTS * like.shape[1] if factored else self.numel
+        self._padded = max(1, math.ceil(room / block)) * block
         self._block = block
         self._capacity = capacity
         self._rows: Tensor | None = None

@@ -158,6 +158,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear, one layer": (lambda: nn.Linear(13, CLASSES), (13,)),
     "linear, many to few": (partial(_linear, 785, 3), (785,)),
     "linear, large": (lambda: nn.Sequential(nn.Unflatten(1, (3, 5)), nn.Linear(5, 150), nn.Tanh(), nn.Linear(150, 130), nn.Flatten(), nn.Linear(390, CLASSES)), (15,)),
+    "linear, by pieces": (lambda: nn.Linear(1101, CLASSES), (1101,)),
+    "linear, by pieces, over tokens": (lambda: nn.Sequential(nn.Unflatten(1, (2, 1040)), nn.Linear(1040, 33), nn.Tanh(), nn.Flatten(), nn.Linear(66, CLASSES)), (2080,)),
     "linear, no bias, in place": (lambda: nn.Sequential(nn.Linear(13, 5, bias=False), nn.ReLU(inplace=True), nn.Linear(5, CLASSES)), (13,)),
     "linear over tokens": (lambda: nn.Sequential(nn.Unflatten(1, (3, 5)), nn.Linear(5, 7), nn.Tanh(), nn.Flatten(), nn.Linear(21, CLASSES)), (15,)),
     "conv1d": (partial(_conv, 1, 3, 3), (3, 5)),

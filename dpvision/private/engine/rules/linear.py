@@ -12,6 +12,9 @@ tests/private/engine/test_place.py repeats; `certify` tests the actual model bef
 oneDNN's products in float32 depend least on the shape and are the fastest: twice as fast as MKL's on AMD's processors,
 where MKL does not use AVX-512.
 
+Layers with many inputs and few outputs, such as heads on features, multiply PIECE rows at a time: with a row for each
+record of a large data set, oneDNN gave a row different bits for different numbers of rows.
+
 On an accelerator, passes of one size replace all this (pass_size.py), and the gradients of all units are one batched
 product.
 """
@@ -24,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpvision.models.device import HAS_ONEDNN, has_fast_product, product
 from dpvision.private.engine.sinks import Sink
 from dpvision.private.engine.trace import ALWAYS, Data, Pass, Spans, align, per_unit, plain, rule_for
 
@@ -33,7 +37,9 @@ SMALL, SMALL_RESULT = 1 << 19, 1 << 16
 MIN_ROWS, MIN_ROWS_ONEDNN = 32, 2
 # The number of values that a kernel processes at once.
 LANES = 16
-ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+# A layer with at least this many inputs and at most this many outputs multiplies this many rows at a time.
+MANY_INPUTS, FEW_OUTPUTS, PIECE = 1024, 64, 256
+ONEDNN = HAS_ONEDNN
 # Devices that multiply bfloat16 numbers and accumulate in float32; others multiply the rounded numbers as float32.
 MULTIPLIES_BF16 = ("cuda", "xpu")
 
@@ -49,13 +55,7 @@ def multiply(a: Tensor, b: Tensor, bf16: bool) -> Tensor:
 
 def uses_onednn(x: Tensor) -> bool:
     """Whether products of this tensor are computed by oneDNN."""
-    return ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu"
-
-
-def onednn_product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x @ matrix (+ bias) for matrices in float32, neither of them empty; always a new tensor."""
-    other = matrix.T if matrix.is_contiguous() or matrix.T.is_contiguous() else matrix.T.contiguous()
-    return torch.ops.mkldnn._linear_pointwise.default(x.contiguous(), other, bias, "none", [], "")
+    return ONEDNN and has_fast_product(x)
 
 
 def matrix_product(x: Tensor, matrix: Tensor, bf16: bool = False, bias: Tensor | None = None) -> Tensor:
@@ -63,8 +63,12 @@ def matrix_product(x: Tensor, matrix: Tensor, bf16: bool = False, bias: Tensor |
     if uses_onednn(x) and x.numel() and matrix.numel():
         flat = x.reshape(-1, len(matrix))
         missing = max(0, MIN_ROWS_ONEDNN - len(flat))
-        y = onednn_product(F.pad(flat, (0, 0, 0, missing)) if missing else flat, matrix, bias)
-        y = y[:-missing].clone() if missing else y
+        if len(matrix) >= MANY_INPUTS and matrix.shape[1] <= FEW_OUTPUTS:
+            y = _product_in_pieces(flat, matrix, bias)
+        elif missing:
+            y = product(F.pad(flat, (0, 0, 0, missing)), matrix.T, bias)[:-missing].clone()
+        else:
+            y = product(flat, matrix.T, bias)
         return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], matrix.shape[1]])
     y = _padded_product(x, matrix, bf16)
     return y if bias is None else y + bias
@@ -73,8 +77,8 @@ def matrix_product(x: Tensor, matrix: Tensor, bf16: bool = False, bias: Tensor |
 def _padded_product(x: Tensor, matrix: Tensor, bf16: bool) -> Tensor:
     width, columns = matrix.shape
     if x.device.type != "cpu":
-        product = multiply(x.reshape(-1, width), matrix, bf16)
-        return torch.ops.aten._unsafe_view(product, [*x.shape[:-1], columns])
+        y = multiply(x.reshape(-1, width), matrix, bf16)
+        return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], columns])
     wide = x.dtype == torch.float64
     flat = x.reshape(-1, width).contiguous()
     count = len(flat)
@@ -93,6 +97,17 @@ def _padded_product(x: Tensor, matrix: Tensor, bf16: bool) -> Tensor:
     else:
         torch.mm(flat, matrix, out=y.view(-1, columns))
     return y
+
+
+def _product_in_pieces(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows @ matrix (+ bias) in products of one size, padded with zero rows and columns."""
+    columns = matrix.shape[1]
+    others = F.pad(matrix.T, (0, 0, 0, -columns % LANES)).contiguous()
+    y = rows.new_empty(len(rows), columns)
+    for piece, result in zip(rows.split(PIECE), y.split(PIECE), strict=True):
+        full = F.pad(piece, (0, 0, 0, PIECE - len(piece))) if len(piece) < PIECE else piece
+        result.copy_(product(full, others)[: len(piece), :columns])
+    return y if bias is None else y.add_(bias)
 
 
 def batched_product(a: Tensor, b: Tensor, bf16: bool = False) -> Tensor:
@@ -198,7 +213,7 @@ def weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: Spans, last: tupl
 
 def product_of_unit(d: Tensor, a: Tensor) -> Tensor:
     """Return D'A for the rows of one unit, as a new tensor, since rounding may depend on addresses."""
-    return onednn_product(d.T, a.contiguous()) if uses_onednn(d) and a.numel() and d.numel() else align(d).T @ align(a)
+    return product(d.T, a.contiguous().T) if uses_onednn(d) and a.numel() and d.numel() else align(d).T @ align(a)
 
 
 def _stack(values: Tensor, spans: Spans, units: list[int], size: int) -> Tensor:
