@@ -197,8 +197,8 @@ def has_fast_product(x: Tensor) -> bool:
 def product(rows: Tensor, others: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return rows @ others.mT (+ bias), always as a new tensor.
 
-    On the CPU, oneDNN multiplies two matrices, several times as fast as MKL if one is narrow, and twice as fast on AMD's
-    processors. How a row is rounded may depend on the sizes of both matrices.
+    On the CPU, oneDNN multiplies two matrices, several times as fast as MKL if one is narrow, and twice as fast on
+    processors of AMD. How a row is rounded may depend on the sizes of both matrices.
     """
     if rows.dim() == 2 == others.dim() and has_fast_product(rows) and has_fast_product(others):
         others = others if others.is_contiguous() or others.T.is_contiguous() else others.contiguous()
