@@ -273,6 +273,7 @@ def read_settings_file(kind: type, path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     values = read_toml(path)
+    values.pop("chosen_by", None)  # the reason of an earlier choice, which this file may have changed
     for name in (name for name, of in declared(kind).items() if of.path and name in values):
         value = str(values[name])
         values[name] = _found_weights(name, value, folder=path.parent) or _absolute(value, folder=path.parent)

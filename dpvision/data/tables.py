@@ -47,6 +47,10 @@ def list_tables(path: Path, kind: str, columns: dict[str, str]) -> Listing:
     tables = [_open_table(root, name, split, kind, columns) for name, split in files]
     if len({table.split is None for table in tables}) > 1:
         raise Refusal("has files with a split in their names and files without one. Fix: name all of them alike.")
+    if len({"person" in table.columns for table in tables}) > 1:
+        raise Refusal(
+            "has files with a column of persons and files without one. Fix: give all of them the same columns."
+        )
     items: dict[str, list[Item]] = {}
     has_splits = False
     for table in tables:
@@ -221,9 +225,8 @@ class _Table:
         for number, (label, person) in enumerate(zip(labels, persons, strict=True)):
             if isinstance(label, list | dict) or label not in known:
                 known[label] = self._label(label, number)
-            if "person" in self.columns and (person is None or not str(person).strip()):
-                raise Refusal(f"{printable(self.name)} has no person in row {number}. Fix: name one in every row.")
-            yield Item(f"{self.name}, row {number}", known[label], None if person is None else str(person).strip())
+            name = self._person(person, number) if "person" in self.columns else None
+            yield Item(f"{self.name}, row {number}", known[label], name)
 
     def images(self, split: str) -> Iterator[bytes | None]:
         """Yield the bytes of the images of one split, in order; None for a row without an image."""
@@ -235,6 +238,18 @@ class _Table:
                     if self.splits[number] == split:
                         yield value.as_py()
                     number += 1
+
+    def _person(self, value: Any, number: int) -> str:
+        """Return the name of a person: one person must have one name in all files, however their columns are stored."""
+        if value is None or not str(value).strip():
+            raise Refusal(f"{printable(self.name)} has no person in row {number}. Fix: name one in every row.")
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            kind = type(value).__name__
+            raise Refusal(
+                f"{printable(self.name)} has a person of type {kind} in row {number}. Fix: store persons as text or as "
+                "whole numbers."
+            )
+        return str(value).strip()
 
     def _label(self, value: Any, number: int) -> str:
         if isinstance(value, bool) or not isinstance(value, int | str) or value == "":

@@ -211,12 +211,16 @@ class Release:
             needed += [self.degree, *([self.drawn] if self.sampling == "hierarchical" else [])]
         return all(needed)
 
+    def public_number(self, n: int) -> int:
+        """Return the declared number of records, or else `n`, which is then read from the data."""
+        return self.n or (sum(self.class_counts) if self.class_counts else n)
+
     def complete(self, n: int, classes: int, channels: int, *, confirm: bool = True) -> Release:
         """Compute the settings that are None, from the numbers of records, classes and channels alone.
 
         Without `confirm`, the noise is that of the quick accountant alone, for a plan that charges nothing.
         """
-        n = self.n or (sum(self.class_counts) if self.class_counts else n)
+        n = self.public_number(n)
         if n < 2:
             raise ConfigError(f"n is {n}: a release needs at least 2 images.")
         if self.delta * n >= 1:

@@ -113,6 +113,20 @@ def test_a_person_is_the_same_in_every_file_and_split(tmp_path: Path) -> None:
         assert check(folder).persons == len({who[n] for n in order[:70]})
 
 
+def test_one_person_cannot_have_two_names_by_types(tmp_path: Path) -> None:
+    """Number 1 as 1.0 in another file, or as bytes, would be a second person."""
+    for kind, persons in (("float", [n // 9 / 1.0 for n in range(40)]), ("bytes", [b"1"] * 40), ("bool", [True] * 40)):
+        path = tmp_path / f"{kind}.parquet"
+        pq.write_table(table(range(40), person=persons), path)
+        with pytest.raises(DataError, match=f"a person of type {kind} in row 0"):
+            load(path)
+    (tmp_path / "set").mkdir()
+    pq.write_table(table(range(40), person=[n // 9 for n in range(40)]), tmp_path / "set" / "train-0.parquet")
+    pq.write_table(table(range(40, 90)), tmp_path / "set" / "train-1.parquet")
+    with pytest.raises(DataError, match="with a column of persons and files without one"):
+        load(tmp_path / "set")
+
+
 def test_data_sets_saved_to_disk(tmp_path: Path) -> None:
     save_arrow(tmp_path / "one", range(60))
     assert load(tmp_path / "one", test_share=0).train.labels.tolist() == [n % 3 for n in range(60)]

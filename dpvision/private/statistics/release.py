@@ -114,7 +114,7 @@ def prepare(source: str, settings: Release) -> PreparedRelease:
 def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRelease:
     """Prepare a release of data in memory."""
     if settings.encoder is None and settings.weights is None:
-        encoder, reason = choose_encoder(data, n=settings.n or len(data.train), epsilon=settings.epsilon)
+        encoder, reason = choose_encoder(data, n=settings.public_number(len(data.train)), epsilon=settings.epsilon)
         settings = replace(settings, encoder=encoder, chosen_by=f"auto: {reason}")
     if settings.weights is not None or public_weights.is_name(settings.encoder or ""):
         settings = replace(settings, weights=str(public_weights.resolve(settings.weights or str(settings.encoder))))

@@ -1,6 +1,7 @@
 """Applies the rule of `auto` (settings/auto.py): collects the public numbers of a data set and of this machine.
 
-Of the images, only their number and shape are used, which are declared or stated on the card as read from the data.
+Of the images, only the number of units and the shape are used, which are declared or stated on the card as read from
+the data.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from dpvision.data import Dataset
+from dpvision.errors import ConfigError
 from dpvision.models import Featured, Shape, build
 from dpvision.models.featured import head_name
 from dpvision.settings import auto
@@ -22,6 +24,11 @@ TRIED = 16  # random images per thread, to measure the time of features
 
 def choose_recipe(config: Config, data: Dataset, units: int, device: torch.device) -> Config:
     """Return the settings that `auto` chooses for `units` units, which the data has if n is not declared."""
+    if config.minutes is not None and config.unit != "image":
+        raise ConfigError(
+            f"--minutes with --unit {config.unit}: the time depends on the number of images, which is not public. "
+            "Fix: use --recipe and --model instead, for instance --recipe patches --model patches-256."
+        )
     encoder = weights.network_at_hand(config.pretrained)
     numbers = auto.Numbers(
         n=config.n or units,
@@ -31,12 +38,11 @@ def choose_recipe(config: Config, data: Dataset, units: int, device: torch.devic
         encoder=encoder,
         minutes=config.minutes,
     )
-    images = len(data.train) + (0 if data.test is None else len(data.test))
     resolved = auto.resolve(
         config,
         numbers,
         width=lambda model: width_of(model, numbers.shape),
-        seconds=lambda model: images * seconds_per_image(model, numbers.shape, device),
+        seconds=lambda model: numbers.n * seconds_per_image(model, numbers.shape, device),
     )
     if encoder is not None and not resolved.pretrained:
         resolved = replace(resolved, pretrained=str(weights.find(encoder)))
