@@ -53,11 +53,11 @@ class Point:
 
 
 AXES = (
-    Axis("reading a packed store", "images", (1000, 10_000, 100_000, 1_000_000), (1000, 10_000, 100_000), 1.2, 1.1),
+    Axis("reading a packed store", "images", (1000, 10_000, 100_000, 1_000_000), (1000, 10_000, 100_000), 1.1, 1.1),
     Axis("a step on a packed store", "images", (1000, 10_000, 100_000, 1_000_000), (1000, 10_000, 100_000), 0.3, 0.5),
     Axis("a clipped sum", "views of each image", (1, 2, 4, 8, 16), (1, 4, 16), 1.1, 1.1),
     Axis("a clipped sum of images", "pixels", (16**2, 32**2, 64**2, 128**2), (16**2, 32**2, 64**2), 1.1, 1.1),
-    Axis("features by patches", "pixels", (32**2, 64**2, 128**2, 256**2), (32**2, 64**2), 1.15, 1.1),
+    Axis("features by patches", "pixels", (32**2, 64**2, 127**2), (32**2, 64**2), 1.15, 1.1),
     Axis("a step", "ranks", (1, 2, 4), (1, 2), 0.5),
     Axis("the epsilon of a training", "steps", (10, 1000, 100_000, 1_000_000), (10, 1000, 100_000), 0.5),
     Axis("one more charge", "charges", (10, 30, 100, 200), (10, 30, 100), 1.1),
