@@ -22,6 +22,7 @@ from dpvision.core.events import from_json
 from dpvision.released.report import tables, wording
 from dpvision.released.report.page import fill
 from dpvision.settings.figures import describe, lower, upper
+from dpvision.storage.run_folder import Run, hide_times
 
 FILE = "evidence.html"
 NOT_ANSWERED = "not answered by software"
@@ -49,6 +50,7 @@ def write(folder: Path, card: dict[str, Any]) -> Path:
     """Write evidence.html into the folder of the run or release."""
     path = folder / FILE
     files.write(path, render(card), mode=0o644)
+    hide_times(Run(folder))
     return path
 
 
