@@ -301,7 +301,9 @@ def _kind(target: Path) -> str:
 def _present(folder: Path, kind: str) -> list[str]:
     """Return the names of everything in a folder, without its signature and the operator's folder of a run."""
     with os.scandir(folder) as entries:
-        names = [e.name for e in entries if not (kind == "run" and e.name == OPERATOR and e.is_dir())]
+        names = [
+            e.name for e in entries if not (kind == "run" and e.name == OPERATOR and e.is_dir(follow_symlinks=False))
+        ]
     if len(names) > MAX_FILES:
         raise DataError(f"{folder}: has more than {MAX_FILES:,} files. Fix: give the folder of a run or a release.")
     return sorted(name for name in names if name != FILE)

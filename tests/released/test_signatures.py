@@ -178,6 +178,11 @@ FORGERIES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "an extra file": ("run", lambda r: (r / "run/model.onnx").write_bytes(b"x"), "'model.onnx' was not signed"),
     "an extra hidden file": ("release", lambda r: (r / "release/.x").write_bytes(b"x"), "'.x' was not signed"),
     "an extra folder": ("release", lambda r: (r / "release/operator").mkdir(), "'operator' was not signed"),
+    "a link in place of the operator's folder": (
+        "run",
+        lambda r: (r / "run/operator").symlink_to(r / "release"),
+        "'operator' was not signed",
+    ),
     "two files that changed places": (
         "run",
         lambda r: (
