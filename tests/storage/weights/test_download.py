@@ -69,6 +69,13 @@ def test_the_first_file_is_trusted_and_later_ones_must_be_equal(address: str, ma
         weights.find(NAME)
 
 
+@pytest.mark.parametrize("commit", ["../../other/resolve/main", COMMIT[:-1], COMMIT + "0", "main", ""])
+def test_a_revision_that_is_no_commit_is_ignored(commit: str, address: str, manners: Manners, own_home: Path) -> None:
+    manners.commit = commit
+    first = _get(NAME)
+    assert first.record.revision is None and first.record.source.endswith("/resolve/main/model.safetensors")
+
+
 def test_a_digest_that_the_hub_states_must_be_right(address: str, manners: Manners, own_home: Path) -> None:
     manners.linked = sha256(b"another file")
     with pytest.raises(DataError, match=r"the SHA-256 of .* must be"):
