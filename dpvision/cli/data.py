@@ -271,11 +271,8 @@ def _show_account(account: Account, charges: list[dict[str, Any]], *, file: Path
 
 
 def _findings_json(findings: Findings) -> dict[str, Any]:
-    """Return what `check` found, with the options that would declare it as public."""
-    train = findings.counts.get("train", {})
-    n = findings.persons or sum(train.values())
+    """Return what `check` found, and the options that declare facts: without values, as these are of the data."""
     unit = "--unit person " if findings.persons else ""
-    size = "" if findings.size is None else f" --size {_size_text(findings.size)}"
     return {
         "name": findings.name,
         "counts": {split: dict(classes) for split, classes in findings.counts.items()},
@@ -285,13 +282,8 @@ def _findings_json(findings: Findings) -> dict[str, Any]:
         "problems": list(findings.problems),
         "notes": list(findings.notes),
         "broken": [{"path": b.path, "reason": b.reason} for b in findings.broken],
-        "declare": f"{unit}--n {n} --classes {','.join(train)}{size}",
+        "declare": f"{unit}--n N --classes A,B,... --size SIZE",
     }
-
-
-def _size_text(size: tuple[int, int]) -> str:
-    """Return a size as --size takes it."""
-    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
 def _show_findings(findings: dict[str, Any]) -> None:
@@ -311,7 +303,10 @@ def _show_findings(findings: dict[str, Any]) -> None:
         say(f"  broken: {broken['path']}: {broken['reason']}")
     if findings["broken"]:
         say("  To continue without the broken files: --skip-broken")
-    say(f"  These figures become public by training. To declare them instead: {findings['declare']}")
+    say(
+        f"  These figures become public by training, unless others are declared: {findings['declare']}. Declare only "
+        "what is public anyway, from a source other than these data."
+    )
 
 
 def _sizes(counts: dict[str, int]) -> str:

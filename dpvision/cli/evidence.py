@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from dpvision.cli import screen
 from dpvision.cli.app import Json, flag, option, verb
 from dpvision.errors import DataError, PrivacyError
+
+if TYPE_CHECKING:
+    from dpvision.core.account import Account
 
 
 @verb
@@ -46,7 +49,7 @@ def evidence(
 
 @verb
 def sign(
-    target: Annotated[Path, Parameter(help="Folder of a finished run or a release, or a card, weights or ONNX file.")],
+    target: Annotated[Path, Parameter(help="Folder of a finished run or a release, or a weights or ONNX file.")],
     /,
     *,
     key: Annotated[Path, option("Privacy", "File of the private key. It stays outside of run folders.")],
@@ -57,8 +60,9 @@ def sign(
 ) -> None:
     """Sign everything that may leave a run or a release.
 
-    Writes signature.json into the folder, or FILE.signature.json next to a file: an Ed25519 signature of the lengths
-    and SHA-256 digests of all files. Sign last: every later change, such as a new report, needs a new signature.
+    Writes card, report and the other pages again, and signature.json into the folder, or FILE.signature.json next to
+    an export: an Ed25519 signature of the lengths and SHA-256 digests of all files. Sign last: every later change, such
+    as a new report, needs a new signature.
 
     Example: `dpvision sign runs/first --key hospital.key --new-key --signer "Radiology, City Hospital"`
     """
@@ -66,7 +70,8 @@ def sign(
 
     if new_key:
         screen.say(f"wrote {key} (keep it secret) and {signatures.make_key(key)} (give it to those who verify)")
-    place, statement = signatures.sign(Path(os.path.abspath(target)), signatures.read_key(key), signer=signer)
+    secret, place = signatures.read_key(key), Path(os.path.abspath(target))
+    place, statement = signatures.sign(place, secret, signer=signer, account=_account(place))
     size = sum(x.size for x in statement.files.values())
     screen.say(f"wrote {place}: {_files(statement)}, {size:,} bytes, signed by {statement.signer!r}")
 
@@ -103,7 +108,7 @@ def verify(
             f"{target}: {checked} as signed by key {found}, which calls itself {statement.signer!r}. Anyone can make "
             "such a key. Fix: compare it with the signer's, then repeat with --key."
         )
-    screen.say(f"valid: {checked} as signed by {statement.signer!r} at {statement.time}")
+    screen.say(f"valid: {checked} as signed by {statement.signer!r} on {statement.time[:10]}")
     screen.table({"key": found, **({} if place.is_file() else {n: x.sha256 for n, x in statement.files.items()})})
     if place.is_dir() and (place / signatures.OPERATOR).is_dir():
         screen.say("note: operator/ is not covered. It is private to the operator and must never be handed over.")
@@ -116,6 +121,22 @@ def _files(statement: Any) -> str:
 
 def _noun(card: dict[str, Any]) -> str:
     return "release" if card.get("what") == "data set" else "run"
+
+
+def _account(place: Path) -> Account | None:
+    """Return the account that a run or a release was charged to, if its ledger is on this machine."""
+    from dpvision.cli.train import find_account
+    from dpvision.released.folder import read_release
+    from dpvision.storage.home import account_of_charge
+    from dpvision.storage.run_folder import Run, clear
+
+    if (place / "schema.json").exists():
+        return account_of_charge(read_release(place).card["run"])
+    run = Run(place)
+    if not (run.operator / "run.json").exists():
+        return None
+    clear(run)
+    return find_account(run)
 
 
 def _card(place: Path, *, write: bool) -> dict[str, Any]:

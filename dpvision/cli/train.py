@@ -315,7 +315,7 @@ def report(
 ) -> None:
     """Regenerate the report and privacy card of a run or a release.
 
-    Rewrites report.html, card.md and card.json in its folder.
+    Rewrites report.html, card.md and card.json in its folder, and README.md in that of a release.
 
     Example: `dpvision report runs/first`, or `dpvision report releases/1`
     """

@@ -82,7 +82,7 @@ def tune(
     from dpvision.cli.plan import show_tuning
     from dpvision.cli.train import show_result, write_report
     from dpvision.private.accounts.accounts import choose
-    from dpvision.private.training.tune import hide_times, prepare, proceed
+    from dpvision.private.training.tune import prepare, proceed
 
     with screen.progress("reading images"):
         prepared = prepare(data, settings, values, score=score, trials=trials, eta=eta)
@@ -95,7 +95,6 @@ def tune(
     screen.say("tuning; progress and time are not shown, since they would reveal the secret number of trials")
     run = proceed(prepared, out, accounts=accounts)
     paths = write_report(run)
-    hide_times(run)
     facts = run.facts()["tuning"]
     chosen = ", ".join(f"{name} {value}" for name, value in facts["chosen"].items())
     screen.say(f"chosen: {chosen}; accuracy {facts['score_of_the_chosen']:.2%} on the public images")

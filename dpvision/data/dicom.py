@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpvision.data import limits
-from dpvision.data.files import Refusal
+from dpvision.data.files import PassingRefusal, Refusal
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -92,7 +92,7 @@ def _read(data: bytes, tags: tuple[str, ...], *, pixels: bool) -> Any:
         import pydicom
         from pydicom import config
     except ImportError:
-        raise Refusal(_MISSING) from None
+        raise PassingRefusal(_MISSING) from None
     if len(data) > limits.IMAGE_FILE_BYTES:
         raise Refusal(f"is larger than {limits.IMAGE_FILE_BYTES // limits.MIB} MiB.")
     logging.getLogger("pydicom").setLevel(logging.CRITICAL + 1)  # it prints values of a file

@@ -42,9 +42,9 @@ def _open(path: str | PathLike[str], *, follow: bool) -> BinaryIO:
     try:
         return files.open_regular(path, follow=follow)
     except FileNotFoundError as exc:
-        raise Refusal(f"{exc}.") from None
+        raise PassingRefusal(f"{exc}.") from None
     except OSError as exc:
-        raise Refusal(f"cannot be opened ({exc.strerror or exc}).") from exc
+        raise PassingRefusal(f"cannot be opened ({exc.strerror or exc}).") from exc
     except files.NotRegular as exc:
         raise Refusal(f"{exc}.") from None
     except ValueError:
@@ -82,3 +82,7 @@ def name_errors(path: str | PathLike[str]) -> Iterator[None]:
 
 class Refusal(Exception):
     """The reason why a file is refused; `name_errors` adds the name of the file."""
+
+
+class PassingRefusal(Refusal):
+    """A refusal because of the system, which says nothing about the file: another attempt may succeed."""

@@ -6,8 +6,9 @@ DPVISION_CACHE_IMAGES=no stores nothing. Its name is a digest of everything that
 declared size and channels, the versions of the decoders, and path, inode, length and times of every file. The least
 recently used listings are removed when the total exceeds `limits.CACHE_BYTES`.
 
-Not stored are listings of fewer than `limits.CACHE_FROM` files, tables, DICOM files, and files that changed within the
-last two seconds: another change could leave their times as they are.
+Not stored are listings of fewer than `limits.CACHE_FROM` files, with DICOM files, with files that the system could not
+read just now, or with files that changed within the last two seconds (another change could leave their times as they
+are), and tables.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ from dpvision.errors import DPVisionError
 _FORMAT = "dpvision-images-1"
 _SETTLED_NS = 2_000_000_000
 _UNFINISHED, _UNFINISHED_DAYS = ".storing", 1
+
+
+class Passing(str):
+    """A reason that says nothing about the file, such as an error of the disk: the next reading may succeed."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,11 +141,11 @@ class Writer:
         if self._place is None:
             return
         picture, sides, digest = np.zeros(self._shape[1:], np.uint8), (0, 0, 0), bytes(DIGEST)
-        if isinstance(outcome, str):
-            self._reasons[self._done] = outcome
-        elif outcome.person is not None:
+        if isinstance(outcome, Passing) or (isinstance(outcome, Decoded) and outcome.dicom):
             self.discard()
             return
+        if isinstance(outcome, str):
+            self._reasons[self._done] = outcome
         else:
             picture, sides, digest = outcome.picture, outcome.sides, outcome.digest
         self._done += 1

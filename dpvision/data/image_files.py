@@ -18,7 +18,7 @@ import numpy as np
 
 from dpvision.data import facts, image_cache
 from dpvision.data.dataset import DIGEST, SPLITS, Broken, Dataset, Findings, Split, Unlabelled
-from dpvision.data.files import Refusal, file_length, open_inside, printable, resolve_inside
+from dpvision.data.files import PassingRefusal, Refusal, file_length, open_inside, printable, resolve_inside
 from dpvision.data.listing import LAYOUTS, SUFFIXES, Item, Listing, find_problem, list_images
 from dpvision.data.parallel import Output, in_order
 from dpvision.data.picture import Decoded, Rule, decode, measure, read_file, strict_warnings
@@ -354,7 +354,8 @@ def _attempt(listing: Listing, task: _Task, work: Callable[[bytes], Output]) -> 
 
 
 def _reason(exc: Exception) -> str:
-    return str(exc) if isinstance(exc, Refusal) else f"cannot be read ({exc})."
+    text = str(exc) if isinstance(exc, Refusal) else f"cannot be read ({exc})."
+    return image_cache.Passing(text) if isinstance(exc, PassingRefusal | OSError) else text
 
 
 def _share(listing: Listing, reading: Reading) -> float | None:

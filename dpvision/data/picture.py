@@ -76,6 +76,7 @@ class Decoded:
     """Height, width and channels of the original, after a rotation in EXIF."""
     person: str | None = field(default=None, repr=False)
     """A digest of the patient id in a DICOM file: the id itself never leaves dicom.py."""
+    dicom: bool = False
 
 
 def measure(file: BinaryIO, length: int, rule: Rule) -> tuple[int, int, int]:
@@ -103,7 +104,7 @@ def decode(
         array, shown, person = dicom.decode(data, rule.window)
         sides = shown.height, shown.width, 1 if shown.mode == "L" else 3
         picture = _fit(shown, sides, rule, size=size, channels=channels)
-        return Decoded(picture, image_digest(array) if digested else b"", sides, person)
+        return Decoded(picture, image_digest(array) if digested else b"", sides, person, dicom=True)
     with _open_image(file, len(data)) as image, _pixels_at_once.spend(image.width * image.height):
         if image.format == "PNG":
             require_valid_png(file, len(data))

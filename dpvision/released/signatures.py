@@ -2,7 +2,7 @@
 
 signature.json of a folder, or FILE.signature.json next to a single file:
 
-    statement    JSON text: the signer in their own words, the time, and length and SHA-256 of every file
+    statement    JSON text: the signer in their own words, the date, and length and SHA-256 of every file
     public_key   the signer's Ed25519 key, 64 hexadecimal digits
     signature    Ed25519 signature of the statement, in base64
 
@@ -10,6 +10,9 @@ A signature of a folder covers every file that may leave: nothing in the folder 
 all in a released data set, is outside of it. `verify` needs the signer's key from elsewhere, since anyone can sign with
 a key of their own. Files are read as bytes and never interpreted; links, pipes and devices are refused, and a file of
 another length is refused before it is read.
+
+What a signer vouches for is computed first, not taken from the folder: `sign` writes the card, the report and the other
+pages again, from the event that was charged, the weights or rows, and the ledger. A page is never signed alone.
 """
 
 from __future__ import annotations
@@ -38,11 +41,15 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from dpvision.core import files
+from dpvision.core import accountant, files
+from dpvision.core.account import Account
+from dpvision.core.events import Composed, from_json, parts
 from dpvision.errors import ConfigError, DataError, PrivacyError
+from dpvision.released import report
 from dpvision.released.folder import read_release
+from dpvision.released.report import cards, evidence, guarantee
 from dpvision.storage import safetensors
-from dpvision.storage.run_folder import read_json
+from dpvision.storage.run_folder import Run, hide_times
 
 FORMAT, FILE = "dpvision-signature-1", "signature.json"
 MAX_SIGNATURE, MAX_FILES, MAX_KEY, CHUNK = 4 << 20, 10_000, 1 << 14, 1 << 20
@@ -72,7 +79,7 @@ class Statement:
 
     kind: str  # run, release or file
     signer: str
-    time: str
+    time: str  # the date only: the second would reveal how long a tuning run took
     files: dict[str, Digest]
 
     def as_text(self) -> str:
@@ -139,8 +146,13 @@ def read_public_key(given: str) -> str:
     return _as_hex(key)
 
 
-def sign(target: Path, key: Ed25519PrivateKey, *, signer: str) -> tuple[Path, Statement]:
-    """Sign a finished run, a release or a file that may leave; return the path of the signature, and its statement."""
+def sign(
+    target: Path, key: Ed25519PrivateKey, *, signer: str, account: Account | None = None
+) -> tuple[Path, Statement]:
+    """Sign a finished run, a release or an export; return the path of the signature, and its statement.
+
+    `account` is that of the data set, from the ledger that the run or release was charged to.
+    """
     if len(signer) > 200 or not signer.isprintable():
         raise ConfigError("--signer must be one line of at most 200 characters.")
     kind = _kind(target)
@@ -148,15 +160,16 @@ def sign(target: Path, key: Ed25519PrivateKey, *, signer: str) -> tuple[Path, St
         place, folder, names = _beside(target), target.parent, [target.name]
         _require_signable_file(target)
     else:
-        place, folder, names = target / FILE, target, _entries(target, kind)
-        _require_signable(target, kind, names)
+        place, folder = target / FILE, target
+        _rewrite_pages(target, kind, _entries(target, kind), account)
+        names = _entries(target, kind)
     listed = {}
     for name in names:
         try:
             listed[name] = _digest(folder / name)
         except (OSError, ValueError) as exc:
             raise DataError(f"{folder / name}: cannot be signed ({_reason(exc)}). Fix: replace it by a file.") from exc
-    statement = Statement(kind, signer, datetime.now(UTC).isoformat(timespec="seconds"), listed)
+    statement = Statement(kind, signer, datetime.now(UTC).date().isoformat(), listed)
     text = statement.as_text()
     signed = {
         "format": FORMAT,
@@ -165,6 +178,7 @@ def sign(target: Path, key: Ed25519PrivateKey, *, signer: str) -> tuple[Path, St
         "signature": base64.b64encode(key.sign(text.encode())).decode(),
     }
     files.write(place, json.dumps(signed, indent=1) + "\n", mode=0o644)
+    hide_times(Run(folder))
     return place, statement
 
 
@@ -287,7 +301,9 @@ def _kind(target: Path) -> str:
 def _present(folder: Path, kind: str) -> list[str]:
     """Return the names of everything in a folder, without its signature and the operator's folder of a run."""
     with os.scandir(folder) as entries:
-        names = [e.name for e in entries if not (kind == "run" and e.name == OPERATOR and e.is_dir())]
+        names = [
+            e.name for e in entries if not (kind == "run" and e.name == OPERATOR and e.is_dir(follow_symlinks=False))
+        ]
     if len(names) > MAX_FILES:
         raise DataError(f"{folder}: has more than {MAX_FILES:,} files. Fix: give the folder of a run or a release.")
     return sorted(name for name in names if name != FILE)
@@ -306,28 +322,54 @@ def _entries(folder: Path, kind: str) -> list[str]:
     return names
 
 
-def _require_signable(folder: Path, kind: str, names: list[str]) -> None:
-    """Refuse a folder whose card is not private, or is not that of its weights or rows."""
-    needed = {"card.json", "weights.safetensors"} if kind == "run" else {"card.json", "schema.json"}
+def _rewrite_pages(folder: Path, kind: str, names: list[str], account: Account | None) -> None:
+    """Write all pages again, from what they are about; refuse what is not private or cannot be recomputed."""
+    needed = {"weights.safetensors"} if kind == "run" else {"card.json", "schema.json"}
     if missing := sorted(needed - set(names)):
-        raise DataError(f"{folder}: has no {', '.join(missing)}. Fix: finish the run, then `dpvision report {folder}`.")
-    card = read_json(folder / "card.json")
+        raise DataError(f"{folder}: has no {', '.join(missing)}. Fix: finish the run, or copy the folder again.")
+    for name in names if kind == "run" else ():
+        if name.endswith(ENDINGS[kind]):  # each export states whether it may leave, or is not an export
+            _require_signable_file(folder / name)
+    card = _card_of_run(Run(folder), names, account) if kind == "run" else _card_of_release(folder, account)
+    _require_private(folder, card["status"] == "private")
     if kind == "run":
-        header = safetensors.read(folder / "weights.safetensors").header
-        belongs, secret = card.get("weights_digest") == header["digest"], header.get("private") == "yes"
-        for name in names:
-            if name.endswith(ENDINGS[kind]):  # any other export states whether it may leave, or is not an export
-                _require_signable_file(folder / name)
+        report.write(Run(folder), account)
     else:
-        belongs, secret = True, read_release(folder).private  # which compares all arrays with the digests on the card
-    if not belongs:
-        raise DataError(f"{folder / 'card.json'}: is the card of other weights. Fix: `dpvision report {folder}`.")
-    _require_private(folder, secret and card.get("status") == "private")
+        report.rewrite_release(read_release(folder), account)
+    if evidence.FILE in names:
+        evidence.write(folder, card)
+
+
+def _card_of_run(run: Run, names: list[str], account: Account | None) -> dict[str, Any]:
+    """Return the card of a run, computed from its weights, settings, facts and ledger."""
+    if not (run.operator / "run.json").exists():
+        raise DataError(
+            f"{run.folder}: has no {OPERATOR}/run.json, so its card cannot be recomputed. Fix: sign it where it was "
+            "made."
+        )
+    if account is None and "ledger.jsonl" in names:
+        raise DataError(
+            f"{run.folder / 'ledger.jsonl'}: the ledger to compare it with is not on this machine. Fix: set "
+            "DPVISION_HOME to the folder that the run was charged in."
+        )
+    return report.card(run, account)
+
+
+def _card_of_release(folder: Path, account: Account | None) -> dict[str, Any]:
+    """Return the card of a release, recomputed; refuse one whose event the ledger has not."""
+    release = read_release(folder)
+    charged = [c for c in (account.charges if account else ()) if c.run == release.card["run"]]
+    if release.private and not any(c.private and c.event == release.event for c in charged):
+        raise DataError(
+            f"{folder / 'card.json'}: no ledger on this machine has the charge that it states. Fix: sign the release "
+            "where it was made, with DPVISION_HOME set to the folder that it was charged in."
+        )
+    return cards.audited_card(release, account)
 
 
 def _require_signable_file(path: Path) -> None:
     if path.suffix == ".safetensors":
-        _require_private(path, safetensors.read(path).header.get("private") == "yes")
+        _require_own_card(path, safetensors.read(path).header)
     elif path.suffix == ".onnx":
         try:
             import onnx
@@ -337,11 +379,31 @@ def _require_signable_file(path: Path) -> None:
             stated = {x.key: x.value for x in onnx.load(str(path), load_external_data=False).metadata_props}
         except Exception as exc:  # protobuf's errors have no common base class
             raise DataError(f"{path}: cannot be read as ONNX. Fix: `dpvision export` again.") from exc
-        _require_private(path, stated.get("private") == "yes")
-    elif path.name == "card.json":
-        _require_private(path, read_json(path).get("status") == "private")
+        _require_own_card(path, stated)
     else:
-        raise ConfigError(f"{path}: sign cards, weights and ONNX files, or the whole folder. Fix: sign the folder.")
+        raise ConfigError(f"{path}: only weights and ONNX files are signed alone. Fix: sign the folder.")
+
+
+def _require_own_card(path: Path, header: dict[str, str]) -> None:
+    """Refuse weights that are not private, or whose card claims another guarantee than follows from their event."""
+    _require_private(path, header.get("private") == "yes")
+    if "card" not in header:  # the best trial of a tuning run: its card is that of the run
+        return
+    try:
+        card, event = json.loads(header["card"]), from_json(json.loads(header["event"]))
+        delta = guarantee.delta_of(event, float(header["delta"]))
+        claimed, events = card["guarantee"], Composed(tuple(map(from_json, card["events"])))
+        same = (
+            card["status"] == "private"
+            and card["unit"] == header["unit"]
+            and parts(events) == parts(event)
+            and claimed["delta"] == delta
+            and claimed["epsilon"] >= accountant.epsilon(event, delta) * (1 - 1e-9)
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise DataError(f"{path}: has no valid card ({_reason(exc)}). Fix: `dpvision export` again.") from exc
+    if not same:
+        raise DataError(f"{path}: its card claims another guarantee than its event has. Fix: `dpvision export` again.")
 
 
 def _require_private(target: Path, private: bool) -> None:

@@ -7,11 +7,12 @@ the versions of its libraries; the description is part of the name of a run's no
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from importlib import metadata
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from dpvision import __version__
+from dpvision.core.account import Account
 from dpvision.core.ledger import Ledger
-from dpvision.errors import ConfigError, PrivacyError
+from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError
 
 # A new data set is also charged to an account if they share at least this fraction of the images of either.
 CHARGED_SHARE = 0.02
@@ -44,6 +46,18 @@ def home() -> Path:
 def ledger_of(fingerprint: str) -> Ledger:
     """Return the ledger of the data set with this fingerprint, in the home folder."""
     return Ledger(home() / "ledgers", fingerprint)
+
+
+def account_of_charge(run: str) -> Account | None:
+    """Return the account that this run or release was charged to, if its ledger is in the home folder."""
+    for path in sorted((home() / "ledgers").glob("*.jsonl")):
+        with suppress(OSError, ValueError, KeyError, TypeError, LedgerMismatch):  # a damaged ledger shows no charge
+            with open(path, encoding="utf-8") as file:
+                fingerprint = json.loads(file.readline())["fingerprint"]
+            account = ledger_of(fingerprint).account()
+            if any(charge.run == run for charge in account.charges):
+                return account
+    return None
 
 
 @contextmanager

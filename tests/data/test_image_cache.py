@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from builders import good_arrays, save_csv, save_folder
 from dicom_files import write_dicom
 from PIL import Image
 
+from dpvision.core import files
 from dpvision.data import Dataset, check, identify, image_cache, image_files, limits, load, pack
 
 
@@ -52,8 +56,8 @@ def test_check_and_load_decode_every_file_once(tmp_path: Path, own_home: Path, d
         del os.environ["DPVISION_CACHE_IMAGES"]
     assert len(decoded) == 46 and digests(plain) == digests(data) == digests(store) and plain.notes == data.notes
     assert load(folder, size=7, skip_broken=True).train.images.shape[1] == 7 and len(decoded) == 69
-    for place, folders, files in os.walk(own_home / "images"):
-        for name in folders + files:
+    for place, folders, names in os.walk(own_home / "images"):
+        for name in folders + names:
             assert not stat.S_IMODE(os.lstat(os.path.join(place, name)).st_mode) & 0o077
     assert not list((own_home / "images").glob(".*"))
 
@@ -107,6 +111,46 @@ def test_damaged_and_old_entries_are_replaced(
     load(save_folder(tmp_path / "b", good_arrays(1)))
     (kept,) = (own_home / "images").iterdir()
     assert kept.name != entry.name
+
+
+@pytest.mark.parametrize("patient", ["PATIENT-7", ""])
+def test_no_dicom_file_is_stored(patient: str, tmp_path: Path, own_home: Path, decoded: list[bytes]) -> None:
+    pytest.importorskip("pydicom")
+    for number in range(20):
+        path = tmp_path / "set" / "ab"[number % 2] / str(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_dicom(path, np.full((6, 6), number, np.uint8), patient=patient)
+    load(tmp_path / "set")
+    assert not list((own_home / "images").iterdir())
+
+
+@pytest.mark.parametrize(("place", "at", "call"), [(files, "open_regular", 25), (image_files, "read_file", 5)])
+def test_an_error_of_the_disk_is_not_stored(
+    place: ModuleType,
+    at: str,
+    call: int,
+    tmp_path: Path,
+    own_home: Path,
+    decoded: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = save_folder(tmp_path / "a", good_arrays())
+    wanted, asked = digests(load(folder)), 0
+    (entry,) = (own_home / "images").iterdir()
+    shutil.rmtree(entry)
+    real = getattr(place, at)
+
+    def fail_once(*args: object, **named: object) -> object:
+        nonlocal asked
+        asked += 1
+        if asked == call:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(*args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, at, fail_once)
+        assert len(load(folder, skip_broken=True).broken) == 1
+    assert digests(load(folder)) == wanted, "one error of the disk was taken for a broken file ever after"
 
 
 def test_a_home_that_others_may_write_to_is_not_used(tmp_path: Path, own_home: Path, decoded: list[bytes]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 from safetensors.numpy import save_file
 
+from dpvision.core.account import Account
 from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.released import signatures
 from dpvision.released.signatures import FILE, make_key, read_key, read_public_key, sign, verify
+from dpvision.storage.home import account_of_charge, use_home
 from tests.one_thread import one_thread
 from tests.system.docs.examples import call
 
@@ -48,12 +51,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.delenv("DPVISION_TEST_KEY", raising=False)
         (place / "keys").mkdir()
         for words in commands:
-            patch.setenv(
-                "DPVISION_HOME", str(place / f"home of {words[0]}") if words[0] == "release" else str(place / "home")
-            )
+            patch.setenv("DPVISION_HOME", str(place / "home of release") if "release" in words else str(place / "home"))
             assert call(words, patch) == 0, words
     make_key(place / "keys" / "theirs.key")
     return place
+
+
+def _account_of(made: Path, folder: Path) -> Account | None:
+    """The account that a copy of the run or the release was charged to."""
+    release = (folder / "schema.json").exists()
+    with use_home(made / ("home of release" if release else "home")):
+        return account_of_charge(json.loads((folder / "card.json").read_text())["run"])
 
 
 @pytest.fixture
@@ -170,6 +178,11 @@ FORGERIES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "an extra file": ("run", lambda r: (r / "run/model.onnx").write_bytes(b"x"), "'model.onnx' was not signed"),
     "an extra hidden file": ("release", lambda r: (r / "release/.x").write_bytes(b"x"), "'.x' was not signed"),
     "an extra folder": ("release", lambda r: (r / "release/operator").mkdir(), "'operator' was not signed"),
+    "a link in place of the operator's folder": (
+        "run",
+        lambda r: (r / "run/operator").symlink_to(r / "release"),
+        "'operator' was not signed",
+    ),
     "two files that changed places": (
         "run",
         lambda r: (
@@ -388,16 +401,15 @@ def test_what_must_not_leave_is_not_signed(made: Path, tmp_path: Path, monkeypat
     with pytest.raises(DataError, match=r"'card.md' is not a file"):
         sign(run, key, signer="x")
     (run / "card.md").unlink()
-    card = json.loads((run / "card.json").read_text())
-    (run / "card.json").write_text(json.dumps(card | {"weights_digest": "0" * 40}))
-    with pytest.raises(DataError, match="the card of other weights"):
+    with pytest.raises(DataError, match="the ledger to compare it with is not on this machine"):
         sign(run, key, signer="x")
-    (run / "card.json").write_text(json.dumps(card | {"status": "NOT PRIVATE: x"}))
-    for target in (run, run / "card.json"):
-        with pytest.raises(PrivacyError, match="must not be released or signed"):
-            sign(target, key, signer="x")
-    (run / "card.json").unlink()
-    with pytest.raises(DataError, match=r"has no card.json"):
+    with pytest.raises(DataError, match="no ledger on this machine has the charge"):
+        sign(made / "release", key, signer="x")
+    for name in ("card.json", "card.md", "report.html", "evidence.html", "ledger.jsonl"):
+        with pytest.raises(ConfigError, match="Fix: sign the folder"):
+            sign(made / "run" / name, key, signer="x")
+    shutil.rmtree(run / "operator")
+    with pytest.raises(DataError, match="sign it where it was"):
         sign(run, key, signer="x")
     for target in (tmp_path, tmp_path / "none"):
         with pytest.raises(DataError):
@@ -420,5 +432,59 @@ def test_what_must_not_leave_is_not_signed(made: Path, tmp_path: Path, monkeypat
 def test_signing_again_replaces_the_signature(made: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(made / "run", tmp_path / "run"))
     key = read_key(made / "keys" / "theirs.key")
-    np.testing.assert_equal(sign(run, key, signer="again")[1].files, verify(made / "run", None)[1].files)
+    again = sign(run, key, signer="again", account=_account_of(made, run))[1]
+    np.testing.assert_equal(again.files, verify(made / "run", None)[1].files)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", again.time), "the second would tell how long a tuning run took"
     assert verify(run, signatures._as_hex(key.public_key()))[1].signer == "again"
+
+
+def _forge_card(folder: Path, unit: str) -> None:
+    """Claim a hundredth of the epsilon for persons, with nothing that is not covered, on every page."""
+    card = json.loads((folder / "card.json").read_text())
+    card["guarantee"]["epsilon"] /= 100
+    (folder / "card.json").write_text(json.dumps({**card, "unit": unit, "not_covered": [], "adjacency": "any"}))
+    for page in ("card.md", "report.html", "evidence.html", "README.md"):
+        if (folder / page).exists():
+            (folder / page).write_text("epsilon 0.01 for any one person")
+
+
+@pytest.mark.parametrize("name", ["run", "release"])
+def test_a_forged_card_is_not_signed(name: str, made: Path, tmp_path: Path) -> None:
+    """What is signed is computed again, so nothing of an edited page remains."""
+    folder, key = Path(shutil.copytree(made / name, tmp_path / name)), read_key(made / "keys" / "ours.key")
+    (folder / FILE).unlink()
+    _forge_card(folder, "person")
+    for page in ("card.json", "report.html"):
+        with pytest.raises(ConfigError, match="Fix: sign the folder"):
+            sign(folder / page, key, signer="x")
+    sign(folder, key, signer="x", account=_account_of(made, folder))
+    for page in made.joinpath(name).iterdir():
+        if page.is_file() and page.name != FILE:
+            assert (folder / page.name).read_bytes() == page.read_bytes(), page.name
+
+
+def test_a_release_with_other_settings_than_were_charged_is_not_signed(made: Path, tmp_path: Path) -> None:
+    folder, key = Path(shutil.copytree(made / "release", tmp_path / "r")), read_key(made / "keys" / "ours.key")
+    account = _account_of(made, folder)
+    text = (folder / "card.json").read_text()
+    sigma = repr(json.loads(text)["config"]["sigma"])
+    (folder / "card.json").write_text(text.replace(f'"sigma": {sigma}', '"sigma": 1000.0'))
+    with pytest.raises(DataError, match="no ledger on this machine has the charge"):
+        sign(folder, key, signer="x", account=account)
+
+
+def test_an_export_with_another_card_is_not_signed(made: Path, tmp_path: Path) -> None:
+    import onnx
+
+    key, forged = read_key(made / "keys" / "ours.key"), tmp_path / "forged.onnx"
+    graph = onnx.load(str(made / "digits.onnx"))
+    entry = next(x for x in graph.metadata_props if x.key == "card")
+    card = json.loads(entry.value)
+    for change in ({"guarantee": {**card["guarantee"], "epsilon": 0.01}}, {"unit": "person"}, {"events": []}):
+        entry.value = json.dumps({**card, **change})
+        onnx.save(graph, str(forged))
+        with pytest.raises(DataError, match="claims another guarantee"):
+            sign(forged, key, signer="x")
+    entry.value = json.dumps(card)
+    onnx.save(graph, str(forged))
+    assert sign(forged, key, signer="x")[1].kind == "file"

@@ -159,7 +159,7 @@ def _origin(name: str, weights: Path | None) -> str:
         return known or f"{name}; {NOTHING_LEARNED}"
     if known is None:
         return f"{name} with the weights of {weights.name}, of unknown origin: declared public by the user"
-    return f"{known}; read from the file {weights.name}"
+    return f"{public_weights.declared(known)}: read from the file {weights.name}"
 
 
 def _require_none(name: str, weights: str | Path | None) -> None:

@@ -23,7 +23,6 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +226,4 @@ def _release(
     chosen = {**facts["tuning"], "chosen": prepared.given[which], "score_of_the_chosen": score}
     remove_trials(run)  # none of them may ever be mistaken for private
     run.write_facts({**facts, "complete": True, "event": event, "private": True, "tuning": chosen})
-    hide_times(run)
-
-
-def hide_times(run: run_folder.Run) -> None:
-    """Set the time of every releasable file to midnight, as the true time reveals how long the trials took."""
-    midnight = datetime.combine(datetime.now(UTC).date(), datetime.min.time(), UTC).timestamp()
-    for path in run.folder.iterdir():
-        if path.is_file():
-            os.utime(path, (midnight, midnight))
-    os.utime(run.folder, (midnight, midnight))
+    run_folder.hide_times(run)

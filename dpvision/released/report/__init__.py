@@ -5,7 +5,7 @@
     sentence(card)             the guarantee in plain words
     write(run, account)        card.json, card.md, report.html and ledger.jsonl of a run
     write_release(...)         card.json, card.md, report.html and README.md of a new release
-    rewrite_release(release)   card.json, card.md and report.html of a finished release
+    rewrite_release(release)   the same of a finished release
 
 They contain only what may be released: public settings, results on the test split, and the account of the data set.
 The fingerprint of the data, its path and the operator's log stay in `operator/`.

@@ -11,6 +11,7 @@ been edited are read strictly.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from types import NoneType
@@ -145,11 +146,11 @@ def release_card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
     }
 
 
-def audited_card(release: FinishedRelease) -> dict[str, Any]:
+def audited_card(release: FinishedRelease, account: Account | None = None) -> dict[str, Any]:
     """Return the card of a released folder with its audit.json.
 
-    Claims are recomputed, not taken from the old card. What only the process that made the release knew (the data set's
-    account, what was read from the data, the accuracy) is copied.
+    Claims are recomputed, not taken from the old card. What only the process that made the release knew (what was read
+    from the data, the accuracy) is copied, as is the total of the data set, unless its account is given.
     """
     delta = release.settings.delta
     return {
@@ -164,7 +165,36 @@ def audited_card(release: FinishedRelease) -> dict[str, Any]:
             mechanism={**release.card["mechanism"], "sigma": release.sigma},
         ),
         "audit": audits_on_card(read_release_audits(release.folder, release.event, delta)),
+        **({} if account is None else {"data_set": guarantee.total(account)}),
+        "not_covered": _limits_of_release(release),
     }
+
+
+def _limits_of_release(release: FinishedRelease) -> list[str]:
+    """Return what is not covered: what must be on the card of this release, whatever it has, and then what else it has.
+
+    What the card does not state (whether persons are recorded, files were skipped, the encoder learned anything) is
+    taken from the wording that has most in common with the card.
+    """
+    stated = release.card["not_covered"]
+    choices = [
+        wording.not_covered_by_release(
+            {
+                "persons": persons,
+                "skipped_broken": skipped,
+                "public": public,
+                "features": {"origin": release.card["features"].get("origin")},
+                "accuracy": release.card["accuracy"],
+                "config": release.card["config"],
+                "read_off": release.card["read_off"],
+            },
+            fixed_key=not release.private,
+        )
+        for persons, skipped, public in itertools.product((False, True), (False, True), (True, False))
+    ]
+    # Of several that have as much in common, the one that adds least to the card.
+    needed = max(choices, key=lambda lines: (len(set(lines) & set(stated)), -len(set(lines) - set(stated))))
+    return [*needed, *(line for line in stated if line not in needed)]
 
 
 def _state_guarantee(

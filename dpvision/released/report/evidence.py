@@ -22,6 +22,7 @@ from dpvision.core.events import from_json
 from dpvision.released.report import tables, wording
 from dpvision.released.report.page import fill
 from dpvision.settings.figures import describe, lower, upper
+from dpvision.storage.run_folder import Run, hide_times
 
 FILE = "evidence.html"
 NOT_ANSWERED = "not answered by software"
@@ -49,6 +50,7 @@ def write(folder: Path, card: dict[str, Any]) -> Path:
     """Write evidence.html into the folder of the run or release."""
     path = folder / FILE
     files.write(path, render(card), mode=0o644)
+    hide_times(Run(folder))
     return path
 
 
@@ -121,7 +123,7 @@ def nist(card: Card) -> list[Item]:
         ),
         Item(
             "Which data sets are neighbours (bounded or unbounded differential privacy)?",
-            f"Unbounded: {card['adjacency']}. {_replaced(card)}",
+            f"{_neighbours(card)} {_replaced(card)}",
             ("adjacency", "meaning.replace_one_epsilon"),
         ),
         Item(
@@ -414,7 +416,8 @@ def _variant(card: Card) -> str:
     if exact is None:
         return f"{text} No exact mu or rho is stated, since the mechanism is not a single Gaussian mechanism."
     return (
-        f"{text} It is a Gaussian mechanism with mu {exact['mu']:.4g}, which is zCDP with rho {exact['zcdp_rho']:.4g}."
+        f"{text} It is a Gaussian mechanism with mu {upper(exact['mu'], 4)}, which is zCDP with rho "
+        f"{upper(exact['zcdp_rho'], 4)}, {tables.IDEAL}."
     )
 
 
@@ -428,6 +431,15 @@ def _attacks(card: Card) -> str:
         f"Membership: a test that wrongly reports 1% of those who are not in the data finds at most {found} of those "
         "who are. Reconstruction: the probability of guessing a record rightly, knowing all others, compared with that "
         f"of a guess if the record were not in the data: {guesses}."
+    )
+
+
+def _neighbours(card: Card) -> str:
+    if card["adjacency"] == wording.ADD_OR_REMOVE:
+        return f"Unbounded: {card['adjacency']}."
+    return (
+        f"Neither, but {card['adjacency']}. As in bounded differential privacy, the number of {card['unit']}s is not "
+        "protected."
     )
 
 

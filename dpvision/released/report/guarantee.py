@@ -153,7 +153,10 @@ def _finite(value: float) -> float | None:
 
 
 def meaning(event: Event, delta: float, *, private: bool) -> dict[str, Any]:
-    """Return what epsilon means, as plain JSON values; without a guarantee, every attack may succeed."""
+    """Return what epsilon means, as plain JSON values; without a guarantee, every attack may succeed.
+
+    mu and rho hold up to the sampler's distance from the ideal Gaussian, which the privacy promise charges to delta.
+    """
     mu = gaussian_mu(event) if private else None
     replaced = replace_one_epsilon(event, delta_of(event, delta)) if private else math.inf
     successes = attack_success(event, PRIORS).tolist() if private else [1.0] * len(PRIORS)

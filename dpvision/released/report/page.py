@@ -21,7 +21,7 @@ from dpvision.released.report.cards import card as card_of
 from dpvision.released.report.tables import names, percent, plain, upper_percent
 from dpvision.released.report.wording import sentence
 from dpvision.settings.figures import upper
-from dpvision.storage.run_folder import Run
+from dpvision.storage.run_folder import Run, hide_times
 
 MAX_SHADED = 20  # classes up to which the confusion matrix is shown; with more, only the most frequent confusions
 MAX_ROWS = 40  # classes that are listed; if there are more, those with the lowest recall
@@ -297,19 +297,21 @@ def write(run: Run, account: Account | None) -> list[Path]:
     texts = {"card.json": _as_json(made), "card.md": wording.run_card(made, charges, test), "report.html": report}
     if account:
         texts["ledger.jsonl"] = "".join(json.dumps(line, allow_nan=False) + "\n" for line in charges)
-    return _write(run.folder, texts)
+    written = _write(run.folder, texts)
+    hide_times(run)
+    return written
 
 
 def write_release(folder: Path, facts: dict[str, Any], account: Account) -> dict[str, Any]:
     """Write the card, the report and the README of a new release; return the card."""
     made = cards.release_card(facts, account)
-    _write(folder, {**_release_texts(made), "README.md": wording.readme(made)})
+    _write(folder, _release_texts(made))
     return made
 
 
-def rewrite_release(release: FinishedRelease) -> list[Path]:
-    """Regenerate the card and the report of a finished release, with its audits. Return their paths."""
-    made = cards.audited_card(release)
+def rewrite_release(release: FinishedRelease, account: Account | None = None) -> list[Path]:
+    """Regenerate the card, the report and the README of a finished release, with its audits. Return their paths."""
+    made = cards.audited_card(release, account)
     try:
         texts = _release_texts(made)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
@@ -320,7 +322,12 @@ def rewrite_release(release: FinishedRelease) -> list[Path]:
 
 
 def _release_texts(made: dict[str, Any]) -> dict[str, str]:
-    return {"card.json": _as_json(made), "card.md": wording.release_card(made), "report.html": release_page(made)}
+    return {
+        "card.json": _as_json(made),
+        "card.md": wording.release_card(made),
+        "report.html": release_page(made),
+        "README.md": wording.readme(made),
+    }
 
 
 def _as_json(made: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ MAX_LETTERS = 60
 MAX_TEXT = 1000  # characters in a sentence
 MAX_CHARGES = 300
 
+IDEAL = "up to the sampler's distance from the ideal Gaussian (see the promise)"
 HEADS = {
     "attack": ("non-members wrongly reported", "members found, at most"),
     "reconstruction": ("guessed right without the record in the data", "guessed right with it, at most"),
@@ -311,7 +312,7 @@ def accountant(card: dict[str, Any]) -> list[Row]:
 
 
 def _meaning(card: dict[str, Any]) -> list[Row]:
-    """Return the guarantee for replaced units, and its exact measures if the mechanism is a Gaussian mechanism."""
+    """Return the guarantee for replaced units, and its other measures if the mechanism is a Gaussian mechanism."""
     meaning = card.get("meaning")
     if meaning is None or card["status"] != "private":
         return []
@@ -324,8 +325,11 @@ def _meaning(card: dict[str, Any]) -> list[Row]:
         )
     ]
     if exact is not None:
-        what = f"exact: every {unit} is in every noisy sum"
-        rows += [("mu of Gaussian DP", f"{exact['mu']:.4g}", what), ("rho of zCDP", f"{exact['zcdp_rho']:.4g}", what)]
+        what = f"every {unit} is in every noisy sum; {IDEAL}"
+        rows += [
+            ("mu of Gaussian DP", upper(exact["mu"], 4), what),
+            ("rho of zCDP", upper(exact["zcdp_rho"], 4), what),
+        ]
     return rows
 
 

@@ -45,6 +45,7 @@ MAX_BYTES = 8 << 30  # of a file of unknown size
 OF_THE_NETWORK = (urllib.error.URLError, ConnectionError, TimeoutError, ssl.SSLError)
 RETRIED = (408, 429, 500, 502, 503, 504)
 SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 NUMBER = re.compile(r"[0-9]{1,20}")  # str.isdigit and int do not agree on other characters, and int has a limit
 
 
@@ -191,9 +192,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
+def read_commit(stated: str | None) -> str | None:
+    """Return the commit that a server states, if it is one: it goes into the record and into later addresses."""
+    return stated if stated and COMMIT.fullmatch(stated) else None
+
+
 def _note_facts(facts: Facts, headers: Any) -> None:
     """Read the commit, and the SHA-256 of a large file, from the headers of Hugging Face's first response."""
-    facts.revision = facts.revision or headers.get("X-Repo-Commit")
+    facts.revision = facts.revision or read_commit(headers.get("X-Repo-Commit"))
     linked = (headers.get("X-Linked-ETag") or "").strip('"')
     if facts.sha256 is None and SHA256.fullmatch(linked):
         facts.sha256 = linked

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dpvision.errors import DataError
-from dpvision.storage.weights.download import SHA256, Facts, Progress
+from dpvision.storage.weights.download import SHA256, Facts, Progress, read_commit
 from dpvision.storage.weights.registry import PublicWeights
 
 POLL = 0.5  # seconds
@@ -44,7 +44,7 @@ def download_with(
             path = hub.hf_hub_download(
                 entry.repository,
                 entry.file,
-                revision=metadata.commit_hash or revision,
+                revision=read_commit(metadata.commit_hash) or revision,
                 local_dir=staging,
                 endpoint=endpoint,
             )
@@ -59,7 +59,7 @@ def download_with(
     os.replace(path, part)
     shutil.rmtree(staging, ignore_errors=True)
     etag = metadata.etag or ""
-    return Facts(metadata.commit_hash, etag if SHA256.fullmatch(etag) else None)
+    return Facts(read_commit(metadata.commit_hash), etag if SHA256.fullmatch(etag) else None)
 
 
 @contextmanager

@@ -92,13 +92,14 @@ def find(name: str) -> Path:
 def network_at_hand(given: str | None = None) -> str | None:
     """Return the name of the network whose weights are given, or of the first downloaded one; None if there is none.
 
-    The order is that of the registry. Weights that were not downloaded by name are not recognised.
+    The order is that of the registry. Weights that were not downloaded by name, or without a pinned digest, are not
+    recognised.
     """
     from dpvision.storage.weights.registry import NETWORKS
 
     for name, entry in NETWORKS.items():
         path, record = path_of(entry), record_of(entry)
-        here = record is not None and path.is_file() and path.stat().st_size == record.size
+        here = record is not None and _is_pinned(record) and path.is_file() and path.stat().st_size == record.size
         if here and (given is None or name == given or path.resolve() == Path(given).resolve()):
             return name
     return None
@@ -111,7 +112,8 @@ def identify(path: Path, digest: str) -> PublicWeights | None:
     """
     place = folder()
     records = [] if not place.is_dir() else [_read_record(file) for file in sorted(place.glob("[!.]*.json"))]
-    known = {record.blake2b: record for record in records if record is not None and is_name(record.name)}
+    named = [record for record in records if record is not None and is_name(record.name)]
+    known = {record.blake2b: record for record in sorted(named, key=_is_pinned)}  # of two names, the pinned one
     if digest in known:
         return entry_of(known[digest].name)
     if path.parent.resolve() == place.resolve():
@@ -123,9 +125,26 @@ def identify(path: Path, digest: str) -> PublicWeights | None:
 
 
 def describe(path: Path, digest: str) -> dict[str, str]:
-    """Return what a card states about a recognised file of weights: `origin` and `licence`; else nothing."""
+    """Return what a card states about a recognised file of weights: `origin` and `licence`; else nothing.
+
+    They are facts if the file has the SHA-256 that the registry pins, and else only what the user declared by the name.
+    """
     entry = identify(path, digest)
-    return {} if entry is None else {"origin": entry.origin, "licence": entry.licence}
+    if entry is None:
+        return {}
+    if entry.sha256 is not None and _sha256(path) == entry.sha256:
+        return {"origin": entry.origin, "licence": entry.licence}
+    return {"origin": declared(entry.origin), "licence": declared(entry.licence)}
+
+
+def declared(what: str) -> str:
+    """State what nothing but the user's word shows."""
+    return f"declared by the user to be {what}; not verified"
+
+
+def _sha256(path: Path) -> str:
+    with files.open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def get(name: str, *, progress: Progress = lambda *_: None, wait: float = WAIT) -> Fetched:
@@ -274,6 +293,10 @@ def _read_record(path: Path) -> Record | None:
     if not all(isinstance(text, str) for text in texts) or type(record.size) is not int:
         raise DataError(f"{path}: is not a record of weights. Fix: remove it; `dpvision weights get` writes it again.")
     return record
+
+
+def _is_pinned(record: Record) -> bool:
+    return entry_of(record.name).sha256 == record.sha256
 
 
 def _record_path(entry: PublicWeights) -> Path:

@@ -84,6 +84,7 @@ def test_known_weights_say_where_they_come_from(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(encoders.ORIGINS, "vit-tiny", encoders.ORIGINS["dinov2-vits14"])
     origin = load_encoder("vit-tiny", GREY, _weights(tmp_path / "dino.safetensors", "vit-tiny")).origin
     assert "Apache-2.0" in origin and "may contain images of benchmarks" in origin and "dino.safetensors" in origin
+    assert origin.startswith("declared by the user to be ") and "not verified" in origin, "any file has this format"
     assert "unknown" in load_encoder("small-cnn", GREY, _weights(tmp_path / "w.safetensors", "small-cnn")).origin
 
 

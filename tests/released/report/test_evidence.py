@@ -16,7 +16,7 @@ from test_report_files import HOSTILE, Page
 from dpvision.audit import audit_file
 from dpvision.core import accountant
 from dpvision.core.events import Gaussian
-from dpvision.released.report import card, evidence
+from dpvision.released.report import card, evidence, tables
 from dpvision.settings.figures import upper
 from dpvision.storage.run_folder import Run
 from tests.audit.test_audit_file import ONE_RUN
@@ -74,6 +74,24 @@ def test_figures_are_those_of_the_card(private_run: Run) -> None:
     assert entry["basic"]["name"] is None and entry["deployment_model"]["model_name"] == "Central"
     exact = card(make(private_run.folder.parent / "exact", event=Gaussian(2.0)), None)
     assert evidence.registry(exact)["privacy_loss"]["privacy_parameters"]["rho"] == 0.125
+    third = card(make(private_run.folder.parent / "third", event=Gaussian(3.0)), None)
+    stated = [everything(third), *(f"mu {value}, {note}" for _, value, note in tables.accountant(third))]
+    assert "mu 0.3334, which is zCDP with rho 0.0556" in stated[0], "an upper bound is rounded up"
+    for value in ("0.3334", "0.0556"):
+        assert any(text.startswith(f"mu {value}, ") and "the ideal Gaussian" in text for text in stated[1:])
+
+
+@pytest.mark.parametrize("unit", ["image", "person"])
+def test_a_public_number_of_units_is_not_called_unbounded(unit: str, tmp_path: Path) -> None:
+    read = make(tmp_path / "read", config={"unit": unit}, read_off=[f"number of {unit}s"])
+    declared = make(tmp_path / "declared", config={"unit": unit})
+    answers = {}
+    for run in (read, declared):
+        (answer,) = (x.answer for x in evidence.nist(card(run, None)) if "neighbours" in x.question)
+        answers[run.folder.name] = answer or ""
+    assert answers["declared"].startswith("Unbounded: add or remove one unit.")
+    assert "Unbounded" not in answers["read"] and "replaced by zero; the number of units is public" in answers["read"]
+    assert f"the number of {unit}s is not protected" in answers["read"]
 
 
 def test_an_answer_changes_with_what_the_run_shows(tmp_path: Path) -> None:

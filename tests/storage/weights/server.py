@@ -38,6 +38,7 @@ class Manners:
     redirect: str | None = None
     wrong_range: bool = False
     linked: str | None = None  # X-Linked-ETag
+    commit: str = COMMIT  # X-Repo-Commit
     seen: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
 
 
@@ -99,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
 
     def _facts(self) -> None:
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", self.manners.commit)
         if self.manners.etag:
             self.send_header("ETag", self.manners.etag)
         if self.manners.linked:

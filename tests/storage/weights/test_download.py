@@ -69,6 +69,13 @@ def test_the_first_file_is_trusted_and_later_ones_must_be_equal(address: str, ma
         weights.find(NAME)
 
 
+@pytest.mark.parametrize("commit", ["../../other/resolve/main", COMMIT[:-1], COMMIT + "0", "main", ""])
+def test_a_revision_that_is_no_commit_is_ignored(commit: str, address: str, manners: Manners, own_home: Path) -> None:
+    manners.commit = commit
+    first = _get(NAME)
+    assert first.record.revision is None and first.record.source.endswith("/resolve/main/model.safetensors")
+
+
 def test_a_digest_that_the_hub_states_must_be_right(address: str, manners: Manners, own_home: Path) -> None:
     manners.linked = sha256(b"another file")
     with pytest.raises(DataError, match=r"the SHA-256 of .* must be"):
@@ -396,6 +403,27 @@ def test_a_converted_file_is_trusted_on_first_use(own_home: Path) -> None:
     place.write_bytes(weights_file(8))
     with pytest.raises(DataError, match="SHA-256"):
         _get("efficientnet-lite0")
+
+
+def test_only_a_pinned_digest_shows_where_weights_come_from(address: str, pinned: str, own_home: Path) -> None:
+    """Any file may be placed under a name without a digest: what its name says is the user's word."""
+    place = own_home / "weights" / "efficientnet-lite0.safetensors"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(weights_file(7))
+    for name in ("efficientnet-lite0", "timm:net"):
+        record = _get(name).record
+        about = weights.describe(weights.find(name), record.blake2b)
+        for text in about.values():
+            assert text.startswith("declared by the user to be ") and text.endswith("; not verified")
+    assert weights.network_at_hand() is None and weights.network_at_hand(str(place)) is None
+    fetched, entry = _get(pinned), registry.entry_of(pinned)
+    known = {"origin": entry.origin, "licence": entry.licence}
+    assert weights.describe(fetched.path, fetched.record.blake2b) == known
+    # A record that was edited so that it vouches for another file changes nothing.
+    edited, other = own_home / "weights" / "pinned.json", _get("efficientnet-lite0").record.blake2b
+    (own_home / "weights" / "efficientnet-lite0.json").unlink()
+    edited.write_text(edited.read_text().replace(fetched.record.blake2b, other))
+    assert "not verified" in weights.describe(place, other)["origin"]
 
 
 def test_a_changed_file_is_noticed_when_it_is_used(address: str, pinned: str) -> None:

@@ -72,6 +72,7 @@ def test_a_folder_of_dicom_files(
     assert pydicom.dcmread(next(folder.rglob("*.dcm"))).PatientID.startswith("ZORG-"), "they are in the files"
     code, checked = dpvision("check", folder)
     assert code == 0 and "persons in train" in checked and "is set aside as the test split" in checked
+    assert "--unit person --n N --classes" in checked and "Declare only what is public anyway" in checked
     run = tmp_path / "run"
     code, output = dpvision("train", folder, *QUICK, "--unit", "person", "--n", "360", "--out", run)
     assert code == 0 and "test accuracy" in output and "0.2 of it is set aside" in output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from importlib.resources import files as resources
@@ -266,8 +267,13 @@ def test_the_verb(parts: tuple[str, str], tmp_path: Path) -> None:
     words = ["tune", parts[0], "--epsilon", 3, "--grid", "lr=1,4", "--score", parts[1], "--steps", 3, "--classes", 10]
     code, out, err = commands.run(*words, "--trials", 2, "--out", tmp_path / "run", home=tmp_path / "home")
     assert code == 0, err
-    times = {
-        path.stat().st_mtime for path in (tmp_path / "run", *(tmp_path / "run").iterdir()) if path.name != "operator"
-    }
-    assert len(times) == 1 and times.pop() % 86_400 == 0, "how long it took would tell"
+    for again in ((), ("report",), ("evidence",), ("sign", "--key", tmp_path / "our.key", "--new-key")):
+        if again:
+            verb, *options = again
+            assert commands.run(verb, tmp_path / "run", *options, home=tmp_path / "home")[0] == 0, again
+        released = (tmp_path / "run", *(tmp_path / "run").iterdir())
+        times = {path.stat().st_mtime for path in released if path.name != "operator"}
+        assert len(times) == 1 and times.pop() % 86_400 == 0, f"how long it took would tell, after {again}"
+    stated = json.loads((tmp_path / "run" / "signature.json").read_text())["statement"]
+    assert not re.search(r"\d\d:\d\d", stated)
     assert "candidates  2" in out and "chosen: lr" in out and "epsilon 3.00 at delta 1e-05" in out
