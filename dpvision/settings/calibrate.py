@@ -39,7 +39,7 @@ def sigma_of(
     # The central limit is not a bound but a good first guess.
     mu = gdp.mu_of_point(budget.epsilon, budget.delta)
     start = max(gdp.central_limit_sigma(mu, rate=rate, steps=steps) for rate, _, steps in kinds)
-    value = _least_sigma(lambda x: _within(budget, event(x), before), start=start)
+    value = _least_sigma(lambda x: _over(budget, event(x), before), start=start)
     if value is None:
         raise ConfigError(
             f"no noise multiplier keeps this within epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
@@ -52,11 +52,11 @@ def sigma_for_attack(success: float, *, chance: float, rate: float, steps: int) 
     """Return the smallest noise multiplier with which no attack with this chance has more success."""
     from scipy.stats import norm
 
-    def holds(sigma: float) -> bool:
-        return float(attack_success(PoissonGaussian(rate, sigma, steps), [chance], by=quick)[0]) <= success
+    def over(sigma: float) -> float:
+        return float(attack_success(PoissonGaussian(rate, sigma, steps), [chance], by=quick)[0]) - success
 
     mu = max(float(norm.ppf(success) - norm.ppf(chance)), 1e-6)
-    value = _least_sigma(holds, start=gdp.central_limit_sigma(mu, rate=rate, steps=steps))
+    value = _least_sigma(over, start=gdp.central_limit_sigma(mu, rate=rate, steps=steps))
     if value is None:
         raise ConfigError(
             f"no noise multiplier keeps the success of attacks at {success:g} for a chance of {chance:g} over "
@@ -65,22 +65,22 @@ def sigma_for_attack(success: float, *, chance: float, rate: float, steps: int) 
     return value
 
 
-def _least_sigma(holds: Callable[[float], bool], *, start: float) -> float | None:
-    """Return the least noise multiplier at which a monotone condition holds, on the safe side; None if there is none.
+def _least_sigma(over: Callable[[float], float], *, start: float) -> float | None:
+    """Return the least noise multiplier at which a falling function is at most 0, on the safe side; None if never.
 
     The bracket grows from `start` until it has the answer.
     """
     high = min(max(start, MIN_SIGMA), MAX_SIGMA)
     low, step = high, 1.02
-    while not holds(high):
+    while over(high) > 0:
         low, high, step = high, high * step, step * step
         if high > MAX_SIGMA:
             return None
-    while low == high or holds(low):
+    while low == high or over(low) <= 0:
         if low == MIN_SIGMA:
             return MIN_SIGMA
         low, high, step = max(low / step, MIN_SIGMA), low, step * step
-    return math.exp(_bisect(math.log(low), math.log(high), lambda x: holds(math.exp(x))))
+    return math.exp(_bisect(math.log(low), math.log(high), lambda x: over(math.exp(x))))
 
 
 def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
@@ -100,7 +100,7 @@ def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] 
                 f"no sampling rate keeps {steps:,} steps at sigma {sigma:g} within epsilon {budget.epsilon:g} at delta "
                 f"{budget.delta:g}. Fix: use more noise, or fewer steps."
             )
-    value = -_bisect(-math.log(2 * low), -math.log(low), lambda x: _within(budget, event(math.exp(-x)), before))
+    value = -_bisect(-math.log(2 * low), -math.log(low), lambda x: _over(budget, event(math.exp(-x)), before))
     return _confirm(math.exp(value), budget, event, before, 1 - PRECISION, confirm=confirm)
 
 
