@@ -97,7 +97,7 @@ class Bank(nn.Module):
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b.mT, where one of them may have a first axis of images."""
     images = a if a.dim() == 3 else b
-    if len(images) > 1:
+    if not has_fast_product(images) or len(images) > 1:
         return product(a, b)
     return product(*(t[0] if t is images else t for t in (a, b))).unsqueeze(0)
 

@@ -407,7 +407,9 @@ def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
 # What names the noise of a run
 
 # Settings that may change without fresh noise: they change nothing of what is computed.
-UPKEEP = ("checkpoint_every", "device", "budget", "study", "examples", "licence", "public_licence")
+# What they choose is in the name, by the settings that follow.
+CHOSEN = ("chosen_by", "minutes")
+UPKEEP = ("checkpoint_every", "device", "budget", "study", "examples", "licence", "public_licence", *CHOSEN)
 OTHER_VALUES: dict[str, Any] = {
     "head": "lda",
     "test_share": 0.3,

@@ -262,7 +262,7 @@ def test_a_frozen_part_that_mixes_or_remembers_is_refused(how: str) -> None:
 @pytest.mark.parametrize("piece", [8, None])
 def test_a_frozen_part_that_looks_at_places_is_refused(place: int, piece: int | None) -> None:
     """Though it differs in the last bit, and at one place alone."""
-    with pytest.raises(UnsafeLayer, match="at another position"):
+    with pytest.raises(UnsafeLayer, match="at a different position"):
         cache.require_separate(Featured(_Mixes(f"place {place}"), nn.Flatten(), piece=piece), (1, 4, 4))
 
 

@@ -219,4 +219,4 @@ def test_recipes_are_complete_and_say_what_to_expect(name: str) -> None:
     assert config.recipe == name
     for word in ("Paper:", "Command: dpvision train", "Hardware and minutes:", "Expect"):
         assert word in result, f"{name} does not say {word}"
-    assert f"--recipe {name}" in result or name == "default"
+    assert f"--recipe {name}" in result or name == "auto"
