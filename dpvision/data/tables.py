@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,7 +250,7 @@ class _Table:
                 f"{printable(self.name)} has a person of type {kind} in row {number}. Fix: store persons as text or as "
                 "whole numbers."
             )
-        return str(value).strip()
+        return unicodedata.normalize("NFC", str(value).strip())
 
     def _label(self, value: Any, number: int) -> str:
         if isinstance(value, bool) or not isinstance(value, int | str) or value == "":

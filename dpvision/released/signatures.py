@@ -158,7 +158,7 @@ def sign(
     kind = _kind(target)
     if kind == "file":
         place, folder, names = _beside(target), target.parent, [target.name]
-        _require_signable_file(target)
+        _require_signable_file(target, alone=True)
     else:
         place, folder = target / FILE, target
         _rewrite_pages(target, kind, _entries(target, kind), account)
@@ -329,8 +329,8 @@ def _rewrite_pages(folder: Path, kind: str, names: list[str], account: Account |
         raise DataError(f"{folder}: has no {', '.join(missing)}. Fix: finish the run, or copy the folder again.")
     for name in names if kind == "run" else ():
         if name.endswith(ENDINGS[kind]):  # each export states whether it may leave, or is not an export
-            _require_signable_file(folder / name)
-    card = _card_of_run(Run(folder), names, account) if kind == "run" else _card_of_release(folder, account)
+            _require_signable_file(folder / name, alone=False)
+    card = _card_of_run(Run(folder), account) if kind == "run" else _card_of_release(folder, account)
     _require_private(folder, card["status"] == "private")
     if kind == "run":
         report.write(Run(folder), account)
@@ -340,14 +340,14 @@ def _rewrite_pages(folder: Path, kind: str, names: list[str], account: Account |
         evidence.write(folder, card)
 
 
-def _card_of_run(run: Run, names: list[str], account: Account | None) -> dict[str, Any]:
+def _card_of_run(run: Run, account: Account | None) -> dict[str, Any]:
     """Return the card of a run, computed from its weights, settings, facts and ledger."""
     if not (run.operator / "run.json").exists():
         raise DataError(
             f"{run.folder}: has no {OPERATOR}/run.json, so its card cannot be recomputed. Fix: sign it where it was "
             "made."
         )
-    if account is None and "ledger.jsonl" in names:
+    if account is None:
         raise DataError(
             f"{run.folder / 'ledger.jsonl'}: the ledger to compare it with is not on this machine. Fix: set "
             "DPVISION_HOME to the folder that the run was charged in."
@@ -367,9 +367,9 @@ def _card_of_release(folder: Path, account: Account | None) -> dict[str, Any]:
     return cards.audited_card(release, account)
 
 
-def _require_signable_file(path: Path) -> None:
+def _require_signable_file(path: Path, *, alone: bool) -> None:
     if path.suffix == ".safetensors":
-        _require_own_card(path, safetensors.read(path).header)
+        _require_own_card(path, safetensors.read(path).header, alone=alone)
     elif path.suffix == ".onnx":
         try:
             import onnx
@@ -379,15 +379,15 @@ def _require_signable_file(path: Path) -> None:
             stated = {x.key: x.value for x in onnx.load(str(path), load_external_data=False).metadata_props}
         except Exception as exc:  # protobuf's errors have no common base class
             raise DataError(f"{path}: cannot be read as ONNX. Fix: `dpvision export` again.") from exc
-        _require_own_card(path, stated)
+        _require_own_card(path, stated, alone=alone)
     else:
         raise ConfigError(f"{path}: only weights and ONNX files are signed alone. Fix: sign the folder.")
 
 
-def _require_own_card(path: Path, header: dict[str, str]) -> None:
+def _require_own_card(path: Path, header: dict[str, str], *, alone: bool) -> None:
     """Refuse weights that are not private, or whose card claims another guarantee than follows from their event."""
     _require_private(path, header.get("private") == "yes")
-    if "card" not in header:  # the best trial of a tuning run: its card is that of the run
+    if "card" not in header and not alone:  # the best trial of a tuning run: its card is that of the run
         return
     try:
         card, event = json.loads(header["card"]), from_json(json.loads(header["event"]))

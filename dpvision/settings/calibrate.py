@@ -72,7 +72,7 @@ def _least_sigma(over: Callable[[float], float], *, start: float) -> float | Non
     """
     high = min(max(start, MIN_SIGMA), MAX_SIGMA)
     low, step = high, 1.02
-    while over(high) > 0:
+    while not over(high) <= 0:
         low, high, step = high, high * step, step * step
         if high > MAX_SIGMA:
             return None
@@ -142,7 +142,7 @@ def _bisect(bad: float, good: float, excess: Callable[[float], float]) -> float:
         nonlocal left, right, of_left, of_right
         if left < x < right:
             value = excess(x)
-            if value > 0:
+            if not value <= 0:
                 left, of_left, of_right = x, value, of_right / (2 if of_left == last else 1)
             else:
                 right, of_right, of_left = x, value, of_left / (2 if of_right == last else 1)

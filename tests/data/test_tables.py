@@ -120,6 +120,12 @@ def test_one_person_cannot_have_two_names_by_types(tmp_path: Path) -> None:
         pq.write_table(table(range(40), person=persons), path)
         with pytest.raises(DataError, match=f"a person of type {kind} in row 0"):
             load(path)
+    for n, name in enumerate(("M\u00fcller", "Mu\u0308ller")):  # one name, composed and decomposed
+        (tmp_path / "names").mkdir(exist_ok=True)
+        rows = range(40 * n, 40 * n + 40)
+        pq.write_table(table(rows, person=[name] * 40), tmp_path / "names" / f"train-{n}.parquet")
+    persons = load(tmp_path / "names").train.persons
+    assert persons is not None and set(persons.tolist()) == {0}
     (tmp_path / "set").mkdir()
     pq.write_table(table(range(40), person=[n // 9 for n in range(40)]), tmp_path / "set" / "train-0.parquet")
     pq.write_table(table(range(40, 90)), tmp_path / "set" / "train-1.parquet")

@@ -488,3 +488,16 @@ def test_an_export_with_another_card_is_not_signed(made: Path, tmp_path: Path) -
     entry.value = json.dumps(card)
     onnx.save(graph, str(forged))
     assert sign(forged, key, signer="x")[1].kind == "file"
+
+
+def test_weights_alone_need_their_card_and_a_run_its_ledger(made: Path, tmp_path: Path) -> None:
+    """Neither a header without a card nor a folder without its ledger says what was charged."""
+    key = read_key(made / "keys" / "ours.key")
+    save_file({"weight": np.zeros(3, np.float32)}, tmp_path / "w.safetensors", metadata={"private": "yes"})
+    with pytest.raises(DataError):
+        sign(tmp_path / "w.safetensors", key, signer="x")
+    run = Path(shutil.copytree(made / "run", tmp_path / "run"))
+    (run / FILE).unlink()
+    (run / "ledger.jsonl").unlink()
+    with pytest.raises(DataError, match="the ledger to compare it with is not on this machine"):
+        sign(run, key, signer="x", account=None)
