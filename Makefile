@@ -11,7 +11,7 @@ demo: .venv/ready
 	DPVISION_HOME="$(CURDIR)/.demo/home" $(BIN)/dpvision train digits --epsilon 3 --out .demo/run
 	@echo "Look at .demo/run/report.html"
 
-# All tests but the full-size ones, and the static checks; about 14 minutes on 2 cores.
+# All tests but the full-size ones, and the static checks; about 17 minutes on 2 cores.
 test: .venv/ready check
 	$(BIN)/pytest -n 2 -m "not slow"
 

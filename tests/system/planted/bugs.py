@@ -202,8 +202,8 @@ BUGS = (
     ),
     _bug(
         25, "the search for sigma ends above the target", "opacus #346, PR #348; NeuroMixGDP",
-        (CALIBRATE, "return quick.epsilon(Composed((*before, event)), budget.delta) <= budget.epsilon",
-         "return quick.epsilon(Composed((*before, event)), budget.delta) <= budget.epsilon * 1.01"),
+        (CALIBRATE, "return quick.epsilon(Composed((*before, event)), budget.delta) - budget.epsilon",
+         "return quick.epsilon(Composed((*before, event)), budget.delta) - budget.epsilon * 1.01"),
         (CALIBRATE, "return accountant.epsilon(Composed((*before, event)), budget.delta) <= budget.epsilon",
          "return accountant.epsilon(Composed((*before, event)), budget.delta) <= budget.epsilon * 1.01"),
         by="accountant",

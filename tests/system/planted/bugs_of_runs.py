@@ -102,8 +102,8 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         44, "the rank of a release by the true number of images", "Synthcity; arXiv 2602.17454 (analogue)",
-        ("dpvision.settings.release", "        n = self.n or (", "        true = n\n        n = self.n or ("),
-        ("dpvision.settings.release", "max(MIN_RANK, n // 4)", "max(MIN_RANK, true // 4)"), by="declared",
+        ("dpvision.settings.release", "        n = self.public_number(n)", "        true = n\n        n = self.public_number(n)"),
+        ("dpvision.settings.release", "rank = self._rank(n) if", "rank = self._rank(true) if"), by="declared",
     ),
     _bug(
         44, "a covariance of lda by the true number of rows", "Synthcity; arXiv 2602.17454 (analogue)",
