@@ -87,10 +87,15 @@ def _require_owned(folder: Path) -> None:
         )
 
 
-@cache
 def computing() -> str:
     """Describe this package, its libraries and the machine in one line, which is part of the name of a run's noise."""
-    return f"dpvision {__version__} ({source()}), {machine()}"
+    return f"dpvision {__version__} ({_own_source()}), {machine()}"
+
+
+@cache
+def _own_source() -> str:
+    """Return the digest of the code as it was when it was first needed: what runs is what was loaded."""
+    return source()
 
 
 def machine() -> str:
