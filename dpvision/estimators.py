@@ -19,6 +19,9 @@ A fit is charged to the account of its images or to a named account, but never t
     account="name"   only this account, for any data: for all fits of a search and those that follow it
     account_of(X)    returns the name of the account of X, which `dpvision train` also uses
 
+`fit(X, y, persons=...)` makes the unit a person: numbers or names of the person of each image, as the `groups` of
+scikit-learn's splitters. Everything that a person adds is then bounded as a whole, and n is the number of persons.
+
 Overlaps below 2% of the images, resized or recompressed images, and concurrent fits (n_jobs) are not detected. In these
 cases, name the account.
 """
@@ -47,6 +50,7 @@ from torch import Tensor, nn
 from dpvision.core import accountant
 from dpvision.core.events import Event
 from dpvision.core.ledger import Ledger
+from dpvision.core.rows import as_persons
 from dpvision.data import Dataset, Split, identify
 from dpvision.errors import ConfigError, PrivacyError, PrivacyWarning
 from dpvision.models.device import find_device, fix_arithmetic
@@ -78,16 +82,23 @@ BATCH = 1024  # images per forward pass
 class _OnImages(BaseEstimator):
     """The common part of both estimators: preparing data from arrays, and setting the attributes after a fit."""
 
-    def _prepared(self, X: Any, y: Any, prepare: Callable[..., Any]) -> Any:
-        """Prepare the data and complete the settings; set `classes_` and store the shape of the images."""
+    def _prepared(self, X: Any, y: Any, persons: Any, prepare: Callable[..., Any]) -> Any:
+        """Prepare the data and complete the settings; set `classes_` and store the shape of the images.
+
+        If the person of each image is given, the unit is a person.
+        """
         images = _images_of(self, X, self.bounds, reset=True)
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None.")
         self.classes_, labels = _labels_of(y, images, self.classes)
         names = tuple(str(name) for name in self.classes_.tolist())
         read_off = ("classes",) if self.classes is None else ()
-        data = Dataset("arrays", names, Split(images, labels, None), None, None, read_off)
-        prepared = prepare(data, self._config(), source="arrays")
+        owners, config = None, self._config()
+        if persons is not None:
+            owners = as_persons(persons, "persons", count=len(images))
+            config = replace(config, unit="person")
+        data = Dataset("arrays", names, Split(images, labels, owners), None, None, read_off)
+        prepared = prepare(data, config, source="arrays")
         return replace(prepared, sketch=overlap.add_digests(prepared.sketch, *raw_digests(X)))
 
     def _given(self, *names: str) -> dict[str, Any]:
@@ -129,7 +140,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
     epsilon, delta   privacy budget of one fit; the account of the images (see `account`) bounds all fits together
     recipe           name of a recipe that `dpvision recipes` lists; None: "auto", by public numbers
     classes          the classes, or their number if they are 0 to k - 1. None: read from y, with a warning
-    n                number of images, as a public number. None: read from X, and stated on the card
+    n                number of images (or persons), as a public number. None: read from X, and stated on the card
     model, lr, steps, batch, clip    individual settings of a run, for a search; None: those of the recipe
     settings         any other settings of a run by name: {"full_batch": True, "part": "head"}
     bounds           smallest and largest value of X, which are public; None: X is uint8, or in [0, 1]
@@ -179,9 +190,9 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         self.settings, self.bounds, self.account, self.budget = settings, bounds, account, budget
         self.device, self.out = device, out
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Charge the account, train, and load the released model."""
-        prepared = self._prepared(X, y, prepare_read)
+    def fit(self, X: Any, y: Any, persons: Any = None) -> Self:
+        """Charge the account, train, and load the released model; `persons` has the person of each image."""
+        prepared = self._prepared(X, y, persons, prepare_read)
         epsilon = accountant.epsilon(prepared.event(), prepared.config.delta)
         if epsilon > prepared.config.epsilon:
             raise PrivacyError(
@@ -269,9 +280,9 @@ class PrivateRelease(TransformerMixin, _OnImages):
         self.encoder, self.rank, self.rows, self.settings, self.bounds = encoder, rank, rows, settings, bounds
         self.account, self.budget, self.device, self.out = account, budget, device, out
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Charge the account, create the release, and load its rows."""
-        prepared = self._prepared(X, y, release.prepare_read)
+    def fit(self, X: Any, y: Any, persons: Any = None) -> Self:
+        """Charge the account, create the release, and load its rows; `persons` has the person of each image."""
+        prepared = self._prepared(X, y, persons, release.prepare_read)
         accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         folder = self._folder("releases")
         release.require_possible(prepared, folder, accounts=accounts)

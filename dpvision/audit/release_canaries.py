@@ -6,6 +6,8 @@ moments     canary j adds (b e_j y_j^T, c y_j, a vec(e_j e_j^T)), of norm 1
 synthesis   canary j has the j-th feature and a class of its own, so that no other canary contributes to its entries of
             a sum. The method is adaptive: the adversary runs it again on all canaries, answers each sum with the noisy
             sum that was released, and thus learns what each canary adds. A canary whose norm is below 1 reveals less
+
+If the unit of the release is a person, a canary is a person with IMAGES equal rows, who may add no more than one row.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from dpvision.released.folder import FinishedRelease
 
 # Canaries in one release: the size of moments grows with the square, and P3GM uses at most 20 directions.
 TOGETHER, FEW = {"mixtures": 200, "moments": 40}, 20
+IMAGES = 3  # of a canary that is a person
 
 
 def score_canaries(
@@ -58,6 +61,7 @@ def score_canaries(
     """
     settings, sigma = release.settings, release.sigma
     trials = Trials.of(canaries, together=TOGETHER.get(settings.kind, FEW), rng=rng, progress=progress)
+    images = IMAGES if settings.unit == "person" else None
     if settings.kind == "moments":
         return moments_scores(
             sigma,
@@ -65,10 +69,11 @@ def score_canaries(
             share=settings.share,
             counts_share=settings.counts_share,
             counts_declared=settings.class_counts is not None,
+            images=images,
         )
     if not settings.is_sampled:
         wide = Rows(np.zeros((0, trials.canaries), np.float32), np.zeros(0, np.int64), trials.canaries)
-        return synthesis_scores(sigma, trials, method=Synthesis.of_settings(wide, settings).method)
+        return synthesis_scores(sigma, trials, method=Synthesis.of_settings(wide, settings).method, images=images)
     assert settings.degree  # complete
     return mixture_scores(
         settings.sampler(len(release.classes)),
@@ -77,7 +82,20 @@ def score_canaries(
         degree=settings.degree,
         balance=settings.balance,
         weights=RandomWeights.of_settings(settings),
+        images=images,
     )
+
+
+def rows_of(
+    who: NDArray[np.bool_] | NDArray[np.int64], labels: NDArray[np.int64], *, classes: int, images: int | None
+) -> Rows:
+    """Return the rows of the canaries `who` of all, one each or, if canaries are persons, `images` each."""
+    x, persons = np.eye(len(labels))[who], None
+    labels = labels[who]
+    if images is not None:
+        persons = np.repeat(np.arange(len(x)), images)
+        x, labels = x[persons], labels[persons]
+    return Rows.of(x, labels, Preparation(), classes=classes, persons=persons)
 
 
 def mixture_scores(
@@ -88,6 +106,7 @@ def mixture_scores(
     degree: float = 1.0,
     balance: float = 1.0,
     weights: RandomWeights | None = None,
+    images: int | None = None,
 ) -> Scores:
     """Release mixtures of canaries and score them. In a schedule, canaries belong to the most exposed classes."""
     canaries = trials.canaries
@@ -97,7 +116,7 @@ def mixture_scores(
     eligible = np.ones((1, canaries), bool) if isinstance(sampler, Poisson) else sampler.table[:, labels]
 
     def score_run(run: CanaryRun) -> Floats:
-        rows = Rows.of(np.eye(canaries)[run.inside], labels[run.inside], Preparation(), classes=classes)
+        rows = rows_of(run.inside, labels, classes=classes, images=images)
         mixtures = Mixtures(rows, sampler, degree=degree, balance=balance, weights=weights)
         event = mixtures.event(sigma * trials.rng.noise)
         scores, first = np.zeros(canaries), 0
@@ -156,6 +175,7 @@ def moments_scores(
     share: float = 0.5,
     counts_share: float = 0.05,
     counts_declared: bool = False,
+    images: int | None = None,
 ) -> Scores:
     """Release class sums, class counts (unless declared) and the second moment of canaries, and score them."""
     canaries, claimed = trials.canaries, Gaussian(sigma, 1)
@@ -163,7 +183,7 @@ def moments_scores(
     exposure = Exposure(1.0, sigma, 1)
 
     def score_run(run: CanaryRun) -> Floats:
-        rows = Rows.of(np.eye(canaries)[run.inside], np.flatnonzero(run.inside), Preparation(), classes=canaries)
+        rows = rows_of(run.inside, np.arange(canaries), classes=canaries, images=images)
         moments = MomentsMechanism(rows, share=share, counts_share=counts_share, n=canaries, class_counts=counts)
         event = moments.event(sigma * trials.rng.noise)
         noisy = moments.noisy_moments(run.charge(event, moments.name(run.key, event)), run.key)
@@ -178,7 +198,7 @@ def moments_scores(
     return score_runs(score_run, claimed, exposure, trials)
 
 
-def synthesis_scores(sigma: float, trials: Trials, *, method: SynthesisMethod) -> Scores:
+def synthesis_scores(sigma: float, trials: Trials, *, method: SynthesisMethod, images: int | None = None) -> Scores:
     """Score canaries by the noisy sums of a published method. The rows that it draws from them reveal no more."""
     canaries, claimed = trials.canaries, Gaussian(sigma, method.releases)
     exposure = Exposure(1.0, sigma, method.releases)
@@ -195,7 +215,7 @@ def synthesis_scores(sigma: float, trials: Trials, *, method: SynthesisMethod) -
                 raise _LastRelease  # what follows is post-processing, and slow
             return result
 
-        rows = Rows.of(np.eye(canaries)[who], who, Preparation(), classes=canaries)
+        rows = rows_of(who, everyone, classes=canaries, images=images)
         with suppress(_LastRelease):
             method.make(rows, n=canaries, sigma=noise, add_noise=noisy, count=1, seed=0)
         return sums

@@ -227,9 +227,6 @@ def show_training(
     assert config.n
     if not 0.67 < count / config.n < 1.5:
         say(f"  note, not for release: n is declared as {config.n:,}, but the data has {count:,} {config.unit}s.")
-    in_both = prepared.persons_in_both()
-    if in_both:
-        say(f"  note: {in_both:,} persons are in both splits; for them, no noise protects the test accuracy.")
     if config.assist in ("dope", "mirror") and config.lr > 1:
         say(
             f"  note: {config.assist} adds public gradients, which are not clipped: lr {config.lr:g} is likely too "
@@ -287,7 +284,9 @@ def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
     table(
         {
             "data": f"{data.name}: rows of {prepared.shape[2]:,} features, {len(data.classes)} classes",
-            "unit": f"image (one row); n = {config.n:,} rows",
+            "unit": f"image (one row); n = {config.n:,} rows"
+            if config.unit == "image"
+            else f"person (the mean of their rows' contributions); n = {config.n:,} persons",
             **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             "head": f"{config.head}: the mean row, then {config.steps - 1:,} more noisy "
             + ("sum" if config.steps == 2 else "sums"),
@@ -328,7 +327,7 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
     config, event = prepared.config, prepared.event()
     table(
         {
-            **_data(prepared, "image"),
+            **_data(prepared, config.unit),
             "recipe": f"{config.recipe}: {config.rows:,} rows"
             + (f" of expected degree {config.degree:.4g}, {config.sampling} sampling" if config.degree else ""),
             **({"chosen by": config.chosen_by} if config.chosen_by else {}),
@@ -340,8 +339,6 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
         },
         title="plan",
     )
-    if prepared.data.train.persons is not None:
-        say("  note: the guarantee is for one image; a person with several images in this data is protected less.")
     _notes(prepared, accounts)
 
 
@@ -451,6 +448,8 @@ def _input_rows(config: Config) -> dict[str, str]:
 
 def _notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accounts) -> None:
     """Print the notes below every plan: facts that become public, missing splits, accounts and skipped files."""
+    from dpvision.private.accounts.persons import count_in_both
+
     if prepared.read_off:
         say(
             f"  note: {', '.join(prepared.read_off)}: read from the data and treated as public, as the card states. "
@@ -458,6 +457,11 @@ def _notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accoun
         )
     for note in prepared.data.notes:
         say(f"  note: {note}")
+    in_both = count_in_both(prepared.data)
+    if in_both:
+        say(f"  note: {in_both:,} persons are in both splits; for them, no noise protects the test accuracy.")
+    if prepared.config.unit == "image" and prepared.data.train.persons is not None:
+        say("  note: the guarantee is for one image; a person with several images in this data is protected less.")
     if prepared.data.test is None:
         say("  note: there is no test split, so no accuracy will be reported.")
     for line in _account_notes(prepared, accounts):

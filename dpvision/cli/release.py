@@ -64,7 +64,7 @@ def release(
     from dpvision.settings.setting import check_values
 
     given, from_file = read(Release, flags), read_settings_file(Release, config)
-    require_epsilon(given, from_file, whom="any one image")
+    require_epsilon(given, from_file, whom="any one image or person")
     named = str(from_file.pop("recipe", recipe or "moments"))
     if recipe not in (None, named):
         raise ConfigError(f"{config}: names recipe {named}, but --recipe is {recipe}. Fix: leave one of them out.")

@@ -4,6 +4,10 @@ Formal guarantee: row i of the result of `Preparation.apply` depends only on row
 numbers, and its Euclidean norm is at most 1, whatever the features are. So adding or removing one image adds or removes
 one row of norm at most 1 and changes no other row.
 
+If the unit is a person, what the person adds to a sum is the mean of what each of their finite rows would add alone.
+A mean of vectors of norm at most S has norm at most S, so a sum that one row changes by at most S is changed by at most
+S by a person with any number of rows. The mean is over the rows of that person only; it changes no other contribution.
+
     row of features                prepared row
     norm below `bound`             divided by `bound`
     norm above `bound`             scaled to norm 1
@@ -34,7 +38,7 @@ SHORTER = 1 - 2.0**-22  # margin for rounding to float32
 
 
 class BoundedSum(NamedTuple):
-    """A sum over private rows; adding or removing one row moves it by at most `sensitivity` in Euclidean norm."""
+    """A sum over private units; adding or removing one unit moves it by at most `sensitivity` in Euclidean norm."""
 
     total: Floats
     sensitivity: float
@@ -127,19 +131,24 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Prepared rows with their classes; class -1 excludes a row from all sums."""
+    """Prepared rows with their classes; class -1 excludes a row from all sums.
+
+    `persons` has the number of each row's person, from 0 and without gaps, if the unit is a person.
+    """
 
     x: NDArray[np.float32]
     labels: NDArray[np.int64]
     classes: int
+    persons: NDArray[np.int64] | None = None
 
     @staticmethod
-    def of(features: Any, labels: Any, preparation: Preparation, *, classes: int) -> Rows:
+    def of(features: Any, labels: Any, preparation: Preparation, *, classes: int, persons: Any = None) -> Rows:
         numbers = as_classes(labels, "labels", classes=classes)
         x, finite = preparation.apply(features)
         if len(numbers) != len(x):
             raise ConfigError(f"there are {len(x)} rows of features and {len(numbers)} labels: each row needs one.")
-        return Rows(x, np.where(finite, numbers, -1), classes)
+        units = None if persons is None else as_persons(persons, "persons", count=len(x))
+        return Rows(x, np.where(finite, numbers, -1), classes, units)
 
     @staticmethod
     def public(features: Any, preparation: Preparation) -> Rows:
@@ -163,17 +172,40 @@ class Rows:
         """Which rows are finite; all public rows, which have no classes, are."""
         return np.asarray(self.labels >= 0) if self.classes else np.ones(len(self.x), dtype=np.bool_)
 
-    def blocks(self) -> Iterator[tuple[Floats, Floats]]:
-        """Yield AT_A_TIME rows at a time, with one-hot classes (all 0 for class -1), in float64.
+    @property
+    def units(self) -> int:
+        """The number of units: of persons, if there are any, or of rows. It is private unless it was declared."""
+        return len(self.x) if self.persons is None else int(self.persons.max(initial=-1)) + 1
 
-        The last block is padded with rows in no sum, since rounding of products depends on the number of rows.
+    @property
+    def shares(self) -> Floats:
+        """The weight of each row in what its unit adds to a sum: 1, or one over the number of its person's rows.
+
+        Rows that are in no sum are not counted, and have weight 0 if units are persons.
         """
-        one_hot = np.vstack([np.eye(self.classes), np.zeros(self.classes)])
+        if self.persons is None:
+            return np.ones(len(self.x))
+        rows = np.bincount(self.persons[self.counted], minlength=self.units)
+        return np.where(self.counted, 1.0 / np.maximum(rows, 1)[self.persons], 0.0)
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """Everything that a sum depends on, for the name of its noise."""
+        return (self.x, self.labels, *(() if self.persons is None else (self.persons,)))
+
+    def blocks(self) -> Iterator[tuple[Floats, Floats, Floats]]:
+        """Yield AT_A_TIME rows at a time, with one-hot classes (all 0 for class -1) and their shares, in float64.
+
+        Whatever a row adds to a sum must be multiplied by its share, in a column of its own. The last block is padded
+        with rows in no sum, since rounding of products depends on the number of rows.
+        """
+        one_hot, weights = np.vstack([np.eye(self.classes), np.zeros(self.classes)]), self.shares
         for start in range(0, len(self.x), AT_A_TIME):
             rows = self.x[start : start + AT_A_TIME]
-            x, labels = np.zeros((AT_A_TIME, self.width)), np.full(AT_A_TIME, -1)
+            x, labels, shares = np.zeros((AT_A_TIME, self.width)), np.full(AT_A_TIME, -1), np.zeros((AT_A_TIME, 1))
             x[: len(rows)], labels[: len(rows)] = rows, self.labels[start : start + AT_A_TIME]
-            yield x, one_hot[labels]
+            shares[: len(rows), 0] = weights[start : start + AT_A_TIME]
+            yield x, one_hot[labels], shares
 
 
 def row_norms(x: Floats) -> Floats:
@@ -201,6 +233,17 @@ def as_classes(labels: Any, name: str, *, classes: int) -> NDArray[np.int64]:
     if len(numbers) and not (numbers.min() >= 0 and numbers.max() < classes):
         raise ConfigError(f"{name} must be from 0 to {classes - 1}, since there are {classes} classes; some are not.")
     return numbers.astype(np.int64)
+
+
+def as_persons(persons: Any, name: str, *, count: int) -> NDArray[np.int64]:
+    """Return the person of each of `count` rows as numbers from 0, in the order of their names or numbers."""
+    names = _as_array(persons, name)
+    if names.shape != (count,) or names.dtype.kind not in "iuSU":
+        raise ConfigError(
+            f"{name} must be a list of {count:,} whole numbers or texts, one for each row, not {names.dtype} of shape "
+            f"{names.shape}."
+        )
+    return np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _as_array(values: Any, name: str) -> NDArray[Any]:

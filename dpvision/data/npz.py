@@ -1,6 +1,7 @@
 """Reads an .npz file with the keys of MedMNIST: train_images, train_labels, and optionally val_*, test_*, *_persons.
 
-A file of features has train_features (N, d), train_labels, and optionally test_*: one row of numbers for each image.
+A file of features has train_features (N, d), train_labels, and optionally test_* and *_persons: one row of numbers for
+each image.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) 
         arrays.require(destination, shapes, dtypes)
         labels = {split: arrays.integers(f"{split}_labels") for split in present}
         names = facts.resolve_numbered(labels, declared)
-        owners = [split for split in present if f"{split}_persons" in arrays.headers]
-        persons = facts.index_persons({split: arrays.whole(f"{split}_persons") for split in owners})
+        persons = _persons(arrays, present)
         splits = {
             split: Split(
                 images=arrays.images(f"{split}_images", shape=shapes[split], destination=destination),
@@ -79,18 +79,21 @@ def read_npz_rows(path: Path, declared: facts.Declared) -> Dataset:
         present = [split for split in ("train", "test") if f"{split}_features" in arrays.headers]
         if "train" not in present:
             raise Refusal(f"has no train_features; its arrays are: {arrays.names}.")
-        _require_no_persons(arrays)
         shapes = {split: _row_shape(arrays, f"{split}_features") for split in present}
         for split in present:
             _require_labels(arrays, split, f"{split}_features", count=shapes[split][0])
+            _require_persons(arrays, split, count=shapes[split][0])
         facts.require_same_kind(shapes, dict.fromkeys(present, np.dtype(np.float32)))
         destination = MemoryDestination()
         arrays.require(destination, shapes, dict.fromkeys(present, np.dtype(np.float32)))
         labels = {split: arrays.integers(f"{split}_labels") for split in present}
         names = facts.resolve_numbered(labels, declared)
+        persons = _persons(arrays, present)
         splits = {
             split: Split(
-                arrays.images(f"{split}_features", shape=shapes[split], destination=destination), labels[split], None
+                arrays.images(f"{split}_features", shape=shapes[split], destination=destination),
+                labels[split],
+                persons.get(split),
             )
             for split in present
         }
@@ -135,17 +138,6 @@ def _row_shape(arrays: Arrays, key: str) -> Shape:
     return header.shape[0], 1, header.shape[1], 1
 
 
-def _require_no_persons(arrays: Arrays) -> None:
-    """Refuse persons next to features: each row is a unit, so a person with several would be protected less."""
-    owners = [key for key in arrays.headers if key.endswith("_persons")]
-    if owners:
-        raise Refusal(
-            f"has {', '.join(owners)}, but the unit of a head on features is one row: a person with several rows would "
-            "be protected less than the card states. Fix: save one row for each person (the mean of the rows, for "
-            f"instance) without {owners[0]}; or, if one row is the unit that you mean, leave {owners[0]} out."
-        )
-
-
 def _as_float32(block: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # values that are too large become infinite: their rows are in no sum
         return block.astype(np.float32)
@@ -157,6 +149,19 @@ def _require_labels(arrays: Arrays, split: str, of: str, *, count: int) -> None:
     if key not in arrays.headers:
         raise Refusal(f"has {of} but no {key}; its arrays are: {arrays.names}.")
     facts.require_labels(arrays.headers[key].shape, arrays.headers[key].dtype, name=key, count=count)
+
+
+def _require_persons(arrays: Arrays, split: str, *, count: int) -> None:
+    """Refuse persons that do not fit the records of a split, if there are any."""
+    owners = arrays.headers.get(f"{split}_persons")
+    if owners is not None:
+        facts.require_person_ids(owners.shape, owners.dtype, name=f"{split}_persons", count=count)
+
+
+def _persons(arrays: Arrays, present: list[str]) -> dict[str, np.ndarray]:
+    """Return the number of each record's person, for the splits that name persons."""
+    owners = [split for split in present if f"{split}_persons" in arrays.headers]
+    return facts.index_persons({split: arrays.whole(f"{split}_persons") for split in owners})
 
 
 def _image_kinds(
@@ -173,9 +178,7 @@ def _image_kinds(
         dtypes[split] = facts.image_dtype(arrays.headers[images].dtype, name=images)
         count = shapes[split][0]
         _require_labels(arrays, split, images, count=count)
-        owners = arrays.headers.get(f"{split}_persons")
-        if owners is not None:
-            facts.require_person_ids(owners.shape, owners.dtype, name=f"{split}_persons", count=count)
+        _require_persons(arrays, split, count=count)
     facts.require_same_kind(shapes, dtypes)
     return shapes, dtypes
 

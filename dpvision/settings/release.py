@@ -99,9 +99,13 @@ class Release:
     delta: float = setting(
         1e-5, group="Privacy", above=0, below=1, help="Probability of exceeding epsilon; keep it below 1/n."
     )
+    unit: str = setting(
+        "image", group="Privacy", choices=("image", "person"),
+        help="What the guarantee protects: each image, or each person with all of their images.",
+    )
     n: int | None = setting(
         None, group="Data", above=0, shown="read from the data and treated as public",
-        help="Number of images, declared as a public number.",
+        help="Number of images (or persons), declared as a public number.",
     )
     classes: tuple[str, ...] | int | None = setting(
         None, group="Data", from_text=class_list, shown="read from the data and treated as public",
@@ -109,7 +113,7 @@ class Release:
     )
     class_counts: tuple[int, ...] | None = setting(
         None, group="Data", from_text=number_list, shown="private; released with noise if needed",
-        help="Number of images of each class, declared as public: 500,80,...",
+        help="Number of images (or persons) of each class, declared as public: 500,80,...",
     )
     size: tuple[int, int] | None = setting(
         None, group="Data", from_text=size_pair, shown="unchanged, or 64 if their sizes differ",
@@ -222,7 +226,7 @@ class Release:
         """
         n = self.public_number(n)
         if n < 2:
-            raise ConfigError(f"n is {n}: a release needs at least 2 images.")
+            raise ConfigError(f"n is {n}: a release needs at least 2 {self.unit}s.")
         if self.delta * n >= 1:
             raise ConfigError(f"delta is {self.delta:g} and n is {n}. Fix: use a --delta well below {1 / n:.2g}.")
         if self.class_counts is not None and len(self.class_counts) != classes:

@@ -159,12 +159,20 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
 
 
 def charge_one(
-    ledger: Ledger, budget: Budget, event: Event, key: Key, *, id: str, run: str, sketch: Sketch = overlap.NOTHING
+    ledger: Ledger,
+    budget: Budget,
+    event: Event,
+    key: Key,
+    *,
+    id: str,
+    run: str,
+    unit: str = "image",
+    sketch: Sketch = overlap.NOTHING,
 ) -> Charge:
-    """Use the one account that the caller named; raise an error if it is of persons or its budget is too small."""
+    """Use the one account that the caller named; raise an error if it has another unit or its budget is too small."""
     accounts = Accounts(ledger, named=True)
     charge, _ = accounts.charge(
-        event, budget, fingerprint=ledger.fingerprint, sketch=sketch, id=id, run=run, private=key.private
+        event, budget, fingerprint=ledger.fingerprint, sketch=sketch, id=id, run=run, unit=unit, private=key.private
     )
     return charge
 

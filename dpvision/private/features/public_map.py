@@ -92,11 +92,20 @@ def features_of(
     progress: Progress = lambda *_: None,
     device: torch.device = CPU,
 ) -> dict[str, NDArray[Any]]:
-    """Return the "features" and "labels" of one split, by the encoder and the map of a released folder."""
+    """Return the "features" and "labels" of one split, by the encoder and the map of a released folder.
+
+    If the data names persons, their numbers are in "persons".
+    """
     records = load_split(folder, source, split=split, classes=classes)
     encoder, preparation = load_released_encoder(folder, weights=weights, progress=progress, device=device)
     rows = extract(encoder, records, lambda *done: progress("features", *done))
-    return {"features": preparation.apply(rows)[0], "labels": np.asarray(records.labels, dtype=np.int64)}
+    arrays: dict[str, NDArray[Any]] = {
+        "features": preparation.apply(rows)[0],
+        "labels": np.asarray(records.labels, dtype=np.int64),
+    }
+    if records.persons is not None:
+        arrays["persons"] = np.asarray(records.persons, dtype=np.int64)
+    return arrays
 
 
 def origin_of(folder: Path) -> str:

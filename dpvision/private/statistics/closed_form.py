@@ -79,8 +79,8 @@ def regression_sums(rows: Rows, *, share: float) -> BoundedSum:
     """Return ( a vec(X^T X), b X^T (Y - 1/k) ) with a^2 = share and b^2 = 1 - share."""
     a, b, k = math.sqrt(share), math.sqrt(1 - share), rows.classes
     xz = np.zeros((rows.width, k))
-    for x, y in rows.blocks():
-        xz += x.T @ (y - 1.0 / k)  # a row without a class is zero, so it adds nothing
+    for x, y, each in rows.blocks():
+        xz += x.T @ ((y - 1.0 / k) * each)  # a row without a class is zero, so it adds nothing
     total = np.concatenate([a * to_vector(second_moment(rows)), b * xz.reshape(-1)])
     return BoundedSum(total, math.sqrt(share + (1 - share) * (1 - 1.0 / k)))
 

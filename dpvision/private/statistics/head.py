@@ -1,13 +1,14 @@
 """Fit a private linear classifier on frozen features.
 
-Formal guarantee: for two data sets that differ by one additional image (one row and its label), and any features that
-are a public function of each image alone, the head and all intermediate results satisfy the guarantee of `head.event`,
-which is in the ledger, on disk, before the first noise is drawn. The private rows are read only by the sums passed to
-the gate, which does what the charge states and no more.
+Formal guarantee: for two data sets that differ by one additional image (one row and its label) or, if `persons` are
+given, by one additional person with all of their rows, and any features that are a public function of each image alone,
+the head and all intermediate results satisfy the guarantee of `head.event`, which is in the ledger, on disk, before the
+first noise is drawn. The private rows are read only by the sums passed to the gate, which does what the charge states
+and no more.
 
 The caller must not derive public inputs from the data: classes, n, the settings and the public features. If n is not
-passed, it is the number of rows, and the head lists it in `read_off`. That number is then revealed, so neighbouring
-data sets have the same number of rows, one of which is zero in one of them (zero-out). Sums are divided by n, never by
+passed, it is the number of units, and the head lists it in `read_off`. That number is then revealed, so neighbouring
+data sets have the same number of units, one of which is zero in one of them (zero-out). Sums are divided by n, never by
 a count. Errors about wrong inputs are for the operator, not for release.
 """
 
@@ -57,6 +58,7 @@ def fit_head(
     *,
     classes: int,
     ledger: Ledger,
+    persons: Any = None,
     n: int | None = None,
     method: str = "gd",
     public: Any = None,
@@ -68,6 +70,8 @@ def fit_head(
     """Fit a private linear classifier to (N, d) features and N labels within the budget, and charge the ledger.
 
     features   each row must be a public function of one private image; rows.Preparation bounds the norms of rows
+    persons    the person of each row, if the guarantee is for persons with all of their rows: a person adds the mean of
+               what their rows would add; n is the number of persons
     budget     the privacy budget of this head; also that of the ledger, if the ledger is new
     ledger     the ledger of the images, `ledger_of(identify(split)[0])`, so that training runs on them add up with this
     sketch     `overlap.sketch_images(split.images, identify(split)[2])`, so that other data sets with some of the same
@@ -77,15 +81,16 @@ def fit_head(
     settings   settings of the rows (bound, unit, whitening, intercept, centre) and of the method (its dataclass fields)
     """
     setup = HeadSetup.of(method, settings)
-    rows = Rows.of(features, labels, setup.preparation, classes=classes)
+    rows = Rows.of(features, labels, setup.preparation, classes=classes, persons=persons)
     public_rows = setup.public_rows(public, width=rows.width)
-    n, read_off = public_count(n, rows.x)
+    n, read_off = public_count(n, rows)
     gate, charged = charge_fit(
         setup,
         budget,
         purpose="name of a head",
         numbers=f"{n} {classes}",
-        arrays=(rows.x, rows.labels, *((public_rows.x,) if public_rows else ())),
+        rows=rows,
+        public=public_rows,
         ledger=ledger,
         run=run,
         sketch=sketch,

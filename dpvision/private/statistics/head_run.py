@@ -40,8 +40,10 @@ from dpvision.models.head_on_features import HeadOnFeatures
 from dpvision.models.inputs import Inputs, predict_classes
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
+from dpvision.private.accounts.persons import require_one_person_each, require_persons
 from dpvision.private.statistics.charge import name_fit
 from dpvision.private.statistics.setup import HeadSetup
+from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.public_inputs import PublicInputs, require_every_class
 from dpvision.private.training.state import State
 from dpvision.private.training.train import Outcome, facts_of, require_same_data
@@ -54,7 +56,7 @@ from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import computing, count_threads, use_threads
 
 # The settings that a user can choose; everything else about a head follows from these and from public numbers.
-SETTABLE = {"head", "epsilon", "delta", "n", "classes", "steps", "clip", "release", "synthetic", "budget"}
+SETTABLE = {"head", "epsilon", "delta", "unit", "n", "classes", "steps", "clip", "release", "synthetic", "budget"}
 SETTABLE |= {
     "chosen_by",
     "licence",
@@ -114,11 +116,13 @@ def prepare(source: str, config: Config) -> PreparedHead:
     find_device(config.device)  # refuses a missing device, although heads are computed on the CPU
     config = replace(config, device="cpu")
     data = load_rows(source, classes=config.classes)
-    read_off = (*data.inferred, "number of features", *(() if config.n else ("number of images",)))
-    complete = replace(config, head=config.head or "auto").complete(len(data.train))
+    require_persons(data, config.unit, source)
+    read_off = (*data.inferred, "number of features", *(() if config.n else (f"number of {config.unit}s",)))
+    complete = replace(config, head=config.head or "auto").complete(count_units(data.train, config.unit))
     require_every_class(data.train, data.classes, data.name, "Fix: leave it out of the classes, or add rows")
     fingerprint, in_order, digests = identify(data.train)
     sketch = overlap.sketch_rows(data.train.images, digests)
+    require_one_person_each(data.train, sketch, config.unit, source)
     public = _read_public(complete, data, sketch)
     return PreparedHead(source, data, complete, read_off, fingerprint, in_order, sketch, public)
 
@@ -191,6 +195,7 @@ def private_rows(prepared: PreparedHead) -> tuple[Rows, Rows | None]:
         prepared.data.train.labels,
         setup.preparation,
         classes=len(prepared.data.classes),
+        persons=prepared.data.train.persons if prepared.config.unit == "person" else None,
     )
     return rows, setup.public_rows(None if public is None else rows_of(public), width=rows.width)
 
@@ -211,9 +216,8 @@ def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> O
     with use_threads(facts.get("head_threads"), resumed=resumed):
         rows, public = private_rows(prepared)
         event, setup, n = prepared.event(), prepared.setup, int(config.n or 0)
-        arrays = (rows.x, rows.labels, *((public.x,) if public else ()))
         numbers = f"{n} {rows.classes} {computing()}".rstrip()
-        id = name_fit(setup, key, event, purpose="name of a head", numbers=numbers, arrays=arrays)
+        id = name_fit(setup, key, event, purpose="name of a head", numbers=numbers, rows=rows, public=public)
         charged, accounts = read_accounts(facts).charge(
             event,
             Budget(config.budget or config.epsilon, config.delta),
@@ -221,6 +225,7 @@ def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> O
             sketch=prepared.sketch,
             id=id,
             run=run_folder.fact(facts, "run", str),
+            unit=config.unit,
             private=key.private,
         )
         # From here on, the charge is on disk.

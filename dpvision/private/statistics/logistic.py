@@ -50,15 +50,15 @@ ITERATES = ("average", "ema", "last")
 
 
 def clipped_gradient(rows: Rows, weight: Floats, *, clip: float) -> BoundedSum:
-    """Return sum_i x_i (p_i - y_i)^T min(1, clip / (|x_i| |p_i - y_i|))."""
+    """Return sum_i x_i (p_i - y_i)^T min(1, clip / (|x_i| |p_i - y_i|)); a person adds the mean of their summands."""
     total = np.zeros_like(weight)
-    for x, y in rows.blocks():
+    for x, y, share in rows.blocks():
         scores = x @ weight
         error = softmax(scores) - y
         norm = row_norms(x) * row_norms(error)
         valid = np.isfinite(norm) & (np.abs(scores).max(1, keepdims=True) < MAX_SCORE)
-        share = np.where(valid, clip / np.maximum(norm, clip), 0.0)
-        total += x.T @ np.where(share > 0, error * share, 0.0)  # a row without a valid score adds nothing
+        clipped = np.where(valid, clip / np.maximum(norm, clip), 0.0)
+        total += x.T @ (np.where(clipped > 0, error * clipped, 0.0) * share)  # a row without a valid score adds nothing
     return BoundedSum(total, min(clip, math.sqrt(2.0)))
 
 

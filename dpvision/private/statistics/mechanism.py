@@ -69,4 +69,4 @@ class Mechanism(Protocol):
 def release_name(kind: str, settings: str, rows: Rows, key: Key, event: Event) -> str:
     """Name the charge and the noise of a release, from records, settings and software (gate.secret_name)."""
     what = f"{kind} {settings} {rows.classes} {to_json(event)} {computing()}"
-    return secret_name(key, "name of a release", what, (rows.x, rows.labels))
+    return secret_name(key, "name of a release", what, rows.arrays)

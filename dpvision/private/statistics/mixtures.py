@@ -10,12 +10,15 @@
 which is the paper's noise, sigma_x = sigma / a and sigma_y = sigma / b. If a schedule gives each row one class, that
 class is public: it is the label, without noise, and a = 1.
 
+If units are persons, a record is a person: z_i is the mean of the person's ( a x, b y ), over all their rows or, with a
+schedule, over those of the class that most of their rows have, so that a person is drawn for rows of one class only.
+
 Formal guarantee: |z_i| <= 1 (up to 3e-8 for rounding, which noise.ARITHMETIC_SLACK covers) and 0 <= v_i <= 1, so one
 additional record changes a row by at most 1, and only rows for which its own Bernoulli draw succeeded (sampling.py).
 Rows are released only for a charge that is on disk, for the event of this sampler, under the name that `name` returns,
 which depends on records, sampler, weights, settings and software. So other records or settings cannot be released under
 the same noise, and the same inputs give the same rows. m is a public number; a row for which no record was drawn is
-noise alone. The unit is one image, and the charge must say so.
+noise alone. A record is an image or, if the rows name persons, a person; the charge must name that unit.
 
 Sums are exact. Values are truncated towards 0 to a multiple of 2^-bits, which does not increase the norm of any row.
 Up to 2^(24 - bits) values of magnitude at most 1 (`Grid.max_terms`, at most PIECE) add up exactly in float32; larger
@@ -34,7 +37,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -46,7 +49,7 @@ from dpvision.core.account import Charge
 from dpvision.core.events import ClassScheduled, Event, PoissonGaussian
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key, Stream
-from dpvision.core.rows import BoundedSum, Rows
+from dpvision.core.rows import SHORTER, BoundedSum, Rows
 from dpvision.core.sampling import MixtureSampler, RowMembers, Scheduled
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.mechanism import CLASS_NUMBERS, Description, Output, release_name
@@ -148,6 +151,7 @@ class Mixtures:
         if not 0 < degree < math.inf:
             raise ConfigError(f"the degree is {degree!r}: it must be a finite number above 0.")
         self.sampler, self.degree, self.weights, self._rows = sampler, float(degree), weights, rows
+        self._records = Records.of(rows, one_class=isinstance(sampler, Scheduled))
         self.public_labels = isinstance(sampler, Scheduled) and bool((sampler.table.sum(1) == 1).all())
         self.a = 1.0 if self.public_labels else balance / math.hypot(1.0, balance)
         self.b = math.sqrt(1 - self.a**2)
@@ -191,7 +195,7 @@ class Mixtures:
 
         def block(number: int) -> Block:
             part = range(number * BLOCK, min((number + 1) * BLOCK, self.sampler.rows))
-            chosen = self.sampler.choose(self._rows.labels, part, gate.stream("coins", number))
+            chosen = self.sampler.choose(self._records.labels, part, gate.stream("coins", number))
             total = sum_chosen(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))
             return self._scale(gate.noisy(BoundedSum(total, sensitivity=1.0), number, releases=part), part)
 
@@ -219,11 +223,8 @@ class Mixtures:
 
     def _contributions(self) -> Grid:
         """Return z_i of every record, without the labels if they are public."""
-        x = (self._rows.x, self.a)
-        if self.public_labels:
-            return round_to_grid(x, degree=self.degree)
-        one_hot = np.eye(self._rows.classes, dtype=np.float32)[self._rows.labels]
-        return round_to_grid(x, (one_hot, self.b), degree=self.degree)
+        x, y = (self._records.x, self.a), (self._records.y, self.b)
+        return round_to_grid(*((x,) if self.public_labels else (x, y)), degree=self.degree)
 
     def _shares(self, count: int, stream: Stream) -> NDArray[np.float64] | None:
         """Return the weight v_i of each record that was drawn."""
@@ -237,6 +238,31 @@ class Mixtures:
             return features.astype(np.float32), self.sampler.table[part.start : part.stop].argmax(axis=1)
         labels = noisy[:, self._rows.width :] / (self.b * self.divisor)
         return features.astype(np.float32), labels.astype(np.float32)
+
+
+class Records(NamedTuple):
+    """What the sampler draws: images or persons, with features, shares of classes, and one class (-1: in no row)."""
+
+    x: NDArray[np.float32]  # (records, d)
+    y: NDArray[np.float32]  # (records, classes)
+    labels: NDArray[np.int64]
+
+    @staticmethod
+    def of(rows: Rows, *, one_class: bool) -> Records:
+        """Average the rows of each person; with `one_class`, only those of the class that most of them have."""
+        one_hot = np.eye(rows.classes, dtype=np.float32)[rows.labels]
+        persons = rows.persons
+        if persons is None:
+            return Records(rows.x, one_hot, rows.labels)
+        counts = np.zeros((rows.units, rows.classes))
+        np.add.at(counts, (persons[rows.counted], rows.labels[rows.counted]), 1.0)
+        labels = np.where(counts.any(axis=1), counts.argmax(axis=1), -1)
+        if one_class:
+            rows = replace(rows, labels=np.where(rows.labels == labels[persons], rows.labels, -1))
+        x, y, shares = np.zeros((rows.units, rows.width)), np.zeros((rows.units, rows.classes)), rows.shares[:, None]
+        np.add.at(x, persons, rows.x * shares)
+        np.add.at(y, persons, one_hot * shares)
+        return Records((x * SHORTER).astype(np.float32), (y * SHORTER).astype(np.float32), labels)
 
 
 class Grid(NamedTuple):

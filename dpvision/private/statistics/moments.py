@@ -6,8 +6,8 @@ public, they are left out and c = 0.
 Formal guarantee: one row x of class y adds ( b x y^T, c y, a vec(x x^T) ), of norm at most sqrt(a^2 + b^2 + c^2) = 1
 (row_sums.class_statistics), and does not affect what other rows add. The event is Gaussian(sigma, 1). The vector is
 released only for a charge of this event that is on disk, under the name that `name` returns, which depends on records,
-settings and software. Drawing rows from the result and learning from it are post-processing. The unit is one image, and
-the charge must say so.
+settings and software. Drawing rows from the result and learning from it are post-processing. If the rows name persons,
+a person adds the mean of what their rows would add, of norm at most 1 too. The charge must name the unit.
 """
 
 from __future__ import annotations

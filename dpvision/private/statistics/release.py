@@ -2,11 +2,11 @@
 
 To add a kind of release, write a module with a mechanism and list it in MECHANISMS here and in settings/release.py.
 
-Formal guarantee: for two data sets that differ by one additional image, and an encoder and a map that are public
-functions of each image alone, everything in the released folder satisfies the guarantee of the event on its card. The
-event is in the data set's ledger, on disk, before the first noise is drawn. Only the mechanism reads private rows, and
-it does what the charge states and no more. If there is a test split, the accuracy on it is reported without noise: it
-reveals information about the test images, and the card states this.
+Formal guarantee: for two data sets that differ by one additional unit (an image, or a person with all of their images),
+and an encoder and a map that are public functions of each image alone, everything in the released folder satisfies the
+guarantee of the event on its card. The event is in the data set's ledger, on disk, before the first noise is drawn.
+Only the mechanism reads private rows, and it does what the charge states and no more. If there is a test split, the
+accuracy on it is reported without noise: it reveals information about the test images, and the card states this.
 
 If the process is killed after the charge, the key still exists: the same command makes the same bits, with the numbers
 of threads that it started with, and is not charged again. When the folder is complete, the key is destroyed.
@@ -38,6 +38,7 @@ from dpvision.models import build, digest_file
 from dpvision.models.device import CPU
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import Accounts, choose, require_not_in_provenance
+from dpvision.private.accounts.persons import require_one_person_each, require_persons
 from dpvision.private.features.encoders import extract, load_encoder
 from dpvision.private.features.public_map import PROCESS, load_or_compute_whitening
 from dpvision.private.statistics.baselines.synthesis import Synthesis
@@ -45,6 +46,7 @@ from dpvision.private.statistics.mechanism import Description, Mechanism, Output
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import MomentsMechanism
 from dpvision.private.training.choice import choose_encoder
+from dpvision.private.training.private_sum import count_units
 from dpvision.released import folder as folders
 from dpvision.released import report
 from dpvision.released.learners import DiscriminantLearner, LinearLearner
@@ -57,6 +59,8 @@ from dpvision.storage.home import count_threads, use_threads
 
 Progress = Callable[[str, int, int], None]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
+# What the card of a release calls a record, if the unit is a person.
+A_PERSON = "a person, who adds the mean of what each of their images would add"
 MAX_DESCENT = 20_000_000  # numbers; larger releases skip the learner that needs many passes over the rows
 
 MECHANISMS: dict[str, Callable[[Rows, Release], Mechanism]] = {
@@ -94,7 +98,8 @@ class PreparedRelease:
         """Everything that the private rows depend on."""
         config = self.config
         weights = None if config.weights is None else digest_file(Path(config.weights))
-        return self.in_order, config.encoder, weights, config.rank, config.bound, self.shape, tuple(self.data.classes)
+        features = config.encoder, weights, config.rank, config.bound, self.shape
+        return self.in_order, config.unit, *features, tuple(self.data.classes)
 
     @property
     def sigma(self) -> float:
@@ -113,21 +118,24 @@ def prepare(source: str, settings: Release) -> PreparedRelease:
 
 def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRelease:
     """Prepare a release of data in memory."""
+    require_persons(data, settings.unit, source)
+    units = count_units(data.train, settings.unit)
     if settings.encoder is None and settings.weights is None:
-        encoder, reason = choose_encoder(data, n=settings.public_number(len(data.train)), epsilon=settings.epsilon)
+        encoder, reason = choose_encoder(data, n=settings.public_number(units), epsilon=settings.epsilon)
         settings = replace(settings, encoder=encoder, chosen_by=f"auto: {reason}")
     if settings.weights is not None or public_weights.is_name(settings.encoder or ""):
         settings = replace(settings, weights=str(public_weights.resolve(settings.weights or str(settings.encoder))))
     known = settings.n or settings.class_counts or (not data.inferred and source == "digits")
-    read_off = data.inferred if known else (*data.inferred, "number of images")
+    read_off = data.inferred if known else (*data.inferred, f"number of {settings.unit}s")
     settings = with_share(settings, data.test_share, source=source)
     channels = data.train.images.shape[3]
-    complete = settings.complete(len(data.train), len(data.classes), channels)
+    complete = settings.complete(units, len(data.classes), channels)
     if settings.weights is not None:
         learned_from = safetensors.verified_header(Path(settings.weights)).get("learned_from", "")
         require_not_in_provenance(data, learned_from, f"{settings.weights}: was trained without privacy on")
     fingerprint, in_order, digests = identify(data.train)
     sketch = overlap.sketch_images(data.train.images, digests)
+    require_one_person_each(data.train, sketch, settings.unit, source)
     return PreparedRelease(data, complete, read_off, fingerprint, in_order, sketch)
 
 
@@ -157,7 +165,9 @@ class Encoded:
             )
             self.preparation = Preparation(whitening=white)
         train, test = prepared.data.train, prepared.data.test
-        self.rows = Rows.of(self._features(train), train.labels, self.preparation, classes=self.classes)
+        persons = train.persons if config.unit == "person" else None
+        rows = self._features(train), train.labels
+        self.rows = Rows.of(*rows, self.preparation, classes=self.classes, persons=persons)
         self.test: Labelled | None = None
         if test is not None:
             self.test = self.preparation.apply(self._features(test))[0], np.asarray(test.labels)
@@ -201,6 +211,7 @@ def make(
                 sketch=prepared.sketch,
                 id=mechanism.name(key, prepared.event()),
                 run=f"release {secrets.token_hex(4)}",
+                unit=config.unit,
                 private=key.private,
             )
             # From here on, the charge is on disk.
@@ -368,7 +379,7 @@ def _facts(prepared: PreparedRelease, encoded: Encoded, description: Description
             if config.bound is None
             else f"each row clipped to norm {config.bound:g}, then divided by it",
         },
-        "mechanism": description.on_card(),
+        "mechanism": description.on_card() | ({"record": A_PERSON} if config.unit == "person" else {}),
         "persons": prepared.data.train.persons is not None,
         "skipped_broken": config.skip_broken or prepared.data.skipped_broken,
     }

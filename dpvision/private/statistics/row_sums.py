@@ -1,5 +1,7 @@
 """Bounded sums over rows of norm at most 1: the sum of rows, class sums and counts, and second moments.
 
+A row's contribution is multiplied by its share (rows.py), so a person adds the mean of what their rows add.
+
 A symmetric matrix is released as a vector: `to_vector` lists its upper triangle, with the off-diagonal entries
 multiplied by sqrt(2), so that the Euclidean norm of the vector equals the Frobenius norm of the matrix. For one row of
 norm at most 1 this is |x x^T| = |x|^2 <= 1, and each number is released once instead of twice.
@@ -21,8 +23,8 @@ AddNoise = Callable[[BoundedSum], Floats]
 def sum_of_rows(rows: Rows) -> BoundedSum:
     """Return sum_i x_i, which one row changes by at most 1."""
     total = np.zeros(rows.width)
-    for x, _ in rows.blocks():
-        total += x.sum(axis=0)
+    for x, _, share in rows.blocks():
+        total += (x * share).sum(axis=0)
     return BoundedSum(total, 1.0)
 
 
@@ -35,9 +37,9 @@ def class_statistics(rows: Rows, *, a: float, b: float, c: float) -> BoundedSum:
     |vec(x x^T)| = |x|^2 <= 1, a vector of norm at most sqrt(a^2 + b^2 + c^2), the sensitivity.
     """
     sums, counts = np.zeros((rows.width, rows.classes)), np.zeros(rows.classes)
-    for x, y in rows.blocks():
-        sums += x.T @ y
-        counts += y.sum(axis=0)
+    for x, y, share in rows.blocks():
+        sums += x.T @ (y * share)
+        counts += (y * share).sum(axis=0)
     parts = [b * sums.reshape(-1)]
     if c:
         parts.append(c * counts)
@@ -59,8 +61,9 @@ def split_statistics(
 def second_moment(rows: Rows) -> Floats:
     """Return the second moment sum_i x_i x_i^T."""
     total = np.zeros((rows.width, rows.width))
-    for x, _ in rows.blocks():
-        total += x.T @ x
+    for x, _, share in rows.blocks():
+        scaled = x * np.sqrt(share)
+        total += scaled.T @ scaled
     return total
 
 

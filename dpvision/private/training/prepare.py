@@ -23,13 +23,14 @@ from dpvision.core.clipping import Flat
 from dpvision.core.events import Event
 from dpvision.core.sampling import PoissonSampler
 from dpvision.data import RULE, Dataset, Split, identify, load
-from dpvision.errors import ConfigError, DataError
+from dpvision.errors import ConfigError
 from dpvision.models.cost import Described, Prediction, count, predict
 from dpvision.models.device import find_device, fix_arithmetic
 from dpvision.models.featured import require_head_last
 from dpvision.models.inputs import Inputs, to_tensor
 from dpvision.models.parts import CENTRE
 from dpvision.private.accounts import overlap
+from dpvision.private.accounts.persons import require_one_person_each, require_persons
 from dpvision.private.engine import Public
 from dpvision.private.features import cache
 from dpvision.private.training.choice import choose_recipe
@@ -140,11 +141,6 @@ class Prepared:
             classes=len(self.data.classes),
             public=public,
         )
-
-    def persons_in_both(self) -> int:
-        """Return the number of persons in both splits, whose guarantee does not cover the test accuracy."""
-        train, test = self.data.train.persons, None if self.data.test is None else self.data.test.persons
-        return 0 if train is None or test is None else len(np.intersect1d(train, test))
 
     @property
     def certified_settings(self) -> tuple[object, ...]:
@@ -261,8 +257,7 @@ def prepare_read(
     rule: int = RULE,
 ) -> Prepared:
     """Prepare a training run on data in memory; `source` is where it can be read again, or its name."""
-    if config.unit == "person" and data.train.persons is None:
-        raise ConfigError(f"{source}: --unit person needs the person on each image. Fix: add a CSV column 'person'.")
+    require_persons(data, config.unit, source)
     known = not data.inferred and source == "digits"  # built-in data of public size
     read_off = data.inferred if config.n or known else (*data.inferred, f"number of {config.unit}s")
     notes: list[str] = []
@@ -284,8 +279,7 @@ def prepare_read(
     fingerprint, in_order, digests = identify(data.train)
     public = read_public_inputs(complete, data, digests, progress)
     sketch = overlap.sketch_images(data.train.images, digests)
-    if config.unit == "person":
-        _require_one_person_each(data.train, sketch, source)
+    require_one_person_each(data.train, sketch, config.unit, source)
     height, width, channels = data.train.images.shape[1:]
     network = Network(complete, (channels, height, width), len(data.classes), public, device)
     facts = (source, data, complete, read_off, fingerprint, in_order, sketch, public, network)
@@ -293,20 +287,6 @@ def prepare_read(
     network.build()  # raises the errors for unknown names, wrong files and impossible parts
     prepared.views()
     return prepared
-
-
-def _require_one_person_each(split: Split, sketch: overlap.Sketch, source: str) -> None:
-    """Require that no image appears under two persons, except blank images, which have no digest."""
-    assert split.persons is not None
-    digested = sketch.digests[:, 0] > 0
-    pairs = np.unique(np.column_stack([sketch.digests[digested, 0], split.persons[digested].astype(np.uint64)]), axis=0)
-    _, counts = np.unique(pairs[:, 0], return_counts=True)
-    if (counts > 1).any():
-        raise DataError(
-            f"{source}: {int((counts > 1).sum()):,} images appear more than once, under different persons, so the "
-            "guarantee for these persons would not hold. Fix: keep each of these images once, under one person, or "
-            "give all persons on an image the same name."
-        )
 
 
 def _seconds_of_features(prepared: Prepared) -> float:

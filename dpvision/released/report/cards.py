@@ -132,6 +132,7 @@ def release_card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
             event,
             delta=config["delta"],
             secret=secret,
+            unit=config["unit"],
             read_off=facts["read_off"],
             mechanism={**facts["mechanism"], "sigma": config["sigma"]},
         ),
@@ -161,6 +162,7 @@ def audited_card(release: FinishedRelease, account: Account | None = None) -> di
             release.event,
             delta=delta,
             secret=release.private,
+            unit=release.settings.unit,
             read_off=release.card["read_off"],
             mechanism={**release.card["mechanism"], "sigma": release.sigma},
         ),
@@ -240,9 +242,9 @@ def _proved_of_run(facts: dict[str, Any], config: Config, event: Event) -> dict[
 
 
 def _proved_of_release(
-    event: Event, *, delta: float, secret: bool, read_off: list[str], mechanism: dict[str, Any]
+    event: Event, *, delta: float, secret: bool, unit: str, read_off: list[str], mechanism: dict[str, Any]
 ) -> dict[str, Any]:
-    proved = _state_guarantee(event, delta=delta, secret=secret, unit="image", read_off=read_off, mechanism=mechanism)
+    proved = _state_guarantee(event, delta=delta, secret=secret, unit=unit, read_off=read_off, mechanism=mechanism)
     return {
         **proved,
         "meaning": guarantee.meaning(event, delta, private=proved["status"] == "private"),

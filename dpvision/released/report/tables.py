@@ -275,7 +275,7 @@ def release_public(card: dict[str, Any]) -> list[Row]:
         return "read from the data" if set(facts) & set(card["read_off"]) else "declared"
 
     return [
-        ("number of images", setting(card.get("n")), known("number of images")),
+        (number := f"number of {card['unit']}s", setting(card.get("n")), known(number)),
         ("classes", f"{len(card['classes']):,}", known("classes")),
         ("image: height, width, channels", _shape(card["image_shape"]), known("image size", "channels")),
     ]

@@ -225,9 +225,13 @@ def not_covered_by_release(facts: Mapping[str, Any], *, fixed_key: bool) -> list
     lines = []
     if fixed_key:
         lines.append("Nothing is covered: anyone with the key can regenerate the noise of this release.")
+    unit = facts["config"].get("unit", "image")
+    if unit == "image":
+        lines.append(
+            "The unit is one image. Someone with several images in the data is protected less"
+            + (", and this data set records which person each image shows." if facts["persons"] else ".")
+        )
     lines += [
-        "The unit is one image. Someone with several images in the data is protected less"
-        + (", and this data set records which person each image shows." if facts["persons"] else "."),
         f"Tuning is {TUNING}.",
         "Images that could not be read may have been left out. Epsilon does not cover the fact that they existed."
         if facts["skipped_broken"]
@@ -246,7 +250,7 @@ def not_covered_by_release(facts: Mapping[str, Any], *, fixed_key: bool) -> list
             "reveals: it was not checked whether it was made from images of the private data."
         )
     if facts["config"].get("class_counts") is not None:
-        lines.append("The number of images of each class was declared public. Epsilon does not cover it.")
+        lines.append(f"The number of {unit}s of each class was declared public. Epsilon does not cover it.")
     return lines + [read_off_the_data(fact) for fact in facts["read_off"]]
 
 

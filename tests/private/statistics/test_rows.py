@@ -189,8 +189,8 @@ def test_a_row_has_the_same_bits_in_the_last_block(count: int) -> None:
     rng = np.random.default_rng(0)
     features, weight = rng.standard_normal((600, 37)), rng.standard_normal((37, 5))
     of = lambda n: Rows.of(features[:n], np.arange(n) % 5, Preparation(unit=True), classes=5)  # noqa: E731
-    scores = np.vstack([x @ weight for x, _ in of(600).blocks()])
+    scores = np.vstack([x @ weight for x, _, _ in of(600).blocks()])
     blocks = list(of(count).blocks())
-    assert np.array_equal(np.vstack([x @ weight for x, _ in blocks])[:count], scores[:count])
-    assert sum(y.sum() for _, y in blocks) == count
-    assert {len(x) for x, _ in blocks} == {AT_A_TIME}
+    assert np.array_equal(np.vstack([x @ weight for x, _, _ in blocks])[:count], scores[:count])
+    assert sum(y.sum() for _, y, _ in blocks) == count
+    assert {len(x) for x, *_ in blocks} == {AT_A_TIME}

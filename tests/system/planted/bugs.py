@@ -152,12 +152,12 @@ BUGS = (
     ),
     _bug(
         17, "classes taken from the data", "diffprivlib, dpmm; arXiv 2602.17454",
-        (ROWS, "return Rows(x, np.where(finite, numbers, -1), classes)",
-         "return Rows(x, np.where(finite, numbers, -1), int(numbers.max(initial=0)) + 1)"), by="replay heads",
+        (ROWS, "return Rows(x, np.where(finite, numbers, -1), classes, units)",
+         "return Rows(x, np.where(finite, numbers, -1), int(numbers.max(initial=0)) + 1, units)"), by="replay heads",
     ),
     _bug(
         18, "the number of records used as public", "Synthcity; arXiv 2602.17454",
-        ("dpvision.private.statistics.head", "n, read_off = public_count(n, rows.x)",
+        ("dpvision.private.statistics.head", "n, read_off = public_count(n, rows)",
          "n, read_off = max(1, len(rows.x)), ()"), by="replay heads",
     ),
     _bug(
@@ -349,6 +349,20 @@ BUGS = (
     _bug(
         39, "the charge is not on the disk when noise is drawn", "crash safety; Tumult keeps budgets in memory",
         (LEDGER, "                os.fsync(descriptor)\n", ""), by="ledger",
+    ),
+    _bug(
+        61, "a person's rows added up instead of averaged", "per-example clipping used for user-level privacy",
+        (ROWS, "return np.where(self.counted, 1.0 / np.maximum(rows, 1)[self.persons], 0.0)",
+         "return np.where(self.counted, 1.0, 0.0)"), by="replay rows of persons",
+    ),
+    _bug(
+        61, "images mixed where persons are charged", "per-example sampling used for user-level privacy",
+        (MIXTURES, "        persons = rows.persons\n", "        persons = None\n"), by="replay rows of persons",
+    ),
+    _bug(
+        61, "n counted in images where units are persons", "user-level privacy with the record count",
+        (ROWS, "return len(self.x) if self.persons is None else int(self.persons.max(initial=-1)) + 1", "return len(self.x)"),
+        by="persons counted",
     ),
     *BUGS_OF_RUNS,
     *BUGS_OF_DEVICES,

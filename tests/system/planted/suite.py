@@ -47,6 +47,7 @@ from dpvision.core.rows import Preparation, Rows
 from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled
 from dpvision.errors import BudgetSpent, DataError, UnsafeLayer
 from dpvision.private.engine import ClippedSum, refuse_unsafe
+from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures, RandomWeights
 from dpvision.private.training import train
 from dpvision.private.training.links import Link
@@ -361,6 +362,18 @@ def _pairs_of_noise(_seed: int) -> list[str]:
     return []
 
 
+def _persons_counted(seed: int) -> list[str]:
+    """The same persons with other numbers of images: where n is not declared, it is the same."""
+    counts = []
+    for images in (1, 3):
+        persons = np.repeat(np.arange(9), images)
+        x = np.random.default_rng(seed).normal(size=(len(persons), 4))
+        with folder() as path:
+            given = {"classes": 3, "ledger": Ledger(path, "ab" * 16), "persons": persons, "test_key": "k"}
+            counts.append(fit_head(x, persons % 3, Budget(3.0, 1e-5), **given, method="lda").n)
+    return [] if counts == [9, 9] else ["n depends on how many images a person has"]
+
+
 # Models, source, auditor
 
 
@@ -452,7 +465,9 @@ CHECKS: dict[str, Check] = {
     "replay views": partial(_replay, VIEWS),
     "replay assisted": partial(_replay, ("dope", "mirror", "adadps", "weight multiplicity, K 4")),
     "replay persons": partial(_replay, ("persons", "persons, 4 views")),
+    "replay rows of persons": partial(_replay, _of("rows of persons")),
     "replay heads": partial(_replay, _of("head: ")),
+    "persons counted": _persons_counted,
     "replay baselines": partial(_replay, _of("baseline: ")),
     "replay releases": partial(_replay, (*_of("moments"), *mechanisms.MIXTURES)),
     "replay train": partial(_replay, ("train", "train, the head and then all")),

@@ -243,6 +243,8 @@ def _plans(source: str, path: Path) -> Iterator[tuple[str, Any]]:
         given = {k: v for k, v in DECLARED.items() if k in ("n", "classes", "size", "channels", "epsilon")}
         prepared_release = release.prepare(source, replace(asked, **given, delta=1e-6))
         yield f"release, {recipe}", (prepared_release.config, prepared_release.event(), prepared_release.read_off)
+        of_persons = release.prepare(source, replace(asked, **given | {"n": 60}, delta=1e-6, unit="person"))
+        yield f"release, {recipe}, persons", (of_persons.config, of_persons.event(), of_persons.read_off)
     for head in HEADS:
         prepared_head = head_run.prepare(features(source, columns=COLUMNS), _of_head(head, path))
         yield (
@@ -527,6 +529,7 @@ def _beginning(weights: torch.Tensor) -> State:
 CHARGED = (
     *("train", "train, persons", "release, moments", "tune", "head run, descent"),
     *("estimator, classifier", "estimator, release"),
+    *("release, persons, moments", "head run, persons, lda", "estimator, persons, release"),
 )
 
 
@@ -559,13 +562,14 @@ OF_THE_CLOCK = re.compile(r"about [\d.]+ \w+|[\d.]+ s\b|\d{4}-\d\d-\d\d[T ]?[\d:
 
 def said(seed: int) -> list[str]:
     """The command line on neighbours: its output, the card, the report and the public part of the ledger."""
-    mechanism = RUNS["train"]
-    fewer = mechanism.records(11, seed)
-    more = one_more(fewer, "huge", classes=CLASSES, seed=seed)
-    for words in (
-        ("train", "--steps", "4", "--lr", "0.1", "--clip", "6"),
-        ("release", "--encoder", "pixels", "--rank", "0", "--rows", "16"),
+    released = ("release", "--encoder", "pixels", "--rank", "0", "--rows", "16")
+    for mechanism, words in (
+        (RUNS["train"], ("train", "--steps", "4", "--lr", "0.1", "--clip", "6")),
+        (RUNS["train"], released),
+        (RUNS["train, persons"], (*released, "--unit", "person")),
     ):
+        fewer = mechanism.records(11, seed)
+        more = one_more(fewer, "huge", classes=CLASSES, seed=seed)
         before = record(lambda data, words=words: _said(words, data), fewer)  # type: ignore[misc]
         after = record(lambda data, words=words: _said(words, data), more, like=before)  # type: ignore[misc]
         for result in (before, after):

@@ -199,9 +199,8 @@ class HeadFit:
     def __call__(self, records: Records) -> object:
         with folder() as path:
             ledger, budget = Ledger(path, "ab" * 16), Budget(3.0, 1e-5)
-            head = fit_head(
-                records.x, records.labels, budget, classes=CLASSES, n=N, ledger=ledger, test_key="k", **self.settings
-            )
+            public = {"persons": records.persons, "classes": CLASSES, "n": N}
+            head = fit_head(records.x, records.labels, budget, **public, ledger=ledger, test_key="k", **self.settings)
         return {"weight": head.weight, "bias": head.bias, "centre": head.centre, "event": head.event, "n": head.n}
 
 
@@ -216,6 +215,7 @@ class Synthesis:
                 records.x,
                 records.labels,
                 budget,
+                persons=records.persons,
                 classes=CLASSES,
                 n=N,
                 rows=5,
@@ -227,7 +227,7 @@ class Synthesis:
 
 
 def _rows(records: Records, preparation: Preparation) -> Rows:
-    return Rows.of(records.x, records.labels, preparation, classes=CLASSES)
+    return Rows.of(records.x, records.labels, preparation, classes=CLASSES, persons=records.persons)
 
 
 @dataclass(frozen=True)
@@ -263,6 +263,15 @@ MIXTURES: dict[str, ReleasedMixtures] = {
     "dpmix": ReleasedMixtures(Poisson(N, N, 30)),
 }
 
+ROWS_OF_PERSONS: dict[str, Any] = {
+    **{f"head: {n}": HeadFit(HEADS[n]) for n in ("gd, centred", "newton", "moments", "lda, private covariance")},
+    **{
+        f"baseline: {n}": Synthesis(BASELINES[n])
+        for n in ("merf", "hermite", "p3gm, some components", "p3gm, a network")
+    },
+    "moments": ReleasedMoments(),
+}
+MIXTURES_OF_PERSONS = ("neuromix", "neuromix-hs", "class schedule", "dpmix")
 IMAGES: dict[str, Any] = {"shape": (SMALL, SMALL, 1), "dtype": np.float32, "most_sizes": 2}
 BYTES: dict[str, Any] = {"shape": (SIDE, SIDE, 1), "dtype": np.uint8, "kinds": OF_BYTES[:-1], "sizes": (6,)}
 # The same image of two persons is refused before anything is charged, as is a broken image.
@@ -279,4 +288,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "moments": Mechanism(ReleasedMoments(), anywhere=True),
     "moments, public counts": Mechanism(ReleasedMoments((2,) * CLASSES), anywhere=True),
     **{n: Mechanism(m) for n, m in MIXTURES.items()},
+    **{f"rows of persons, {n}": Mechanism(m, anywhere=True, persons=True) for n, m in ROWS_OF_PERSONS.items()},
+    **{f"rows of persons, {n}": Mechanism(MIXTURES[n], persons=True) for n in MIXTURES_OF_PERSONS},
 }

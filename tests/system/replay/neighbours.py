@@ -1,7 +1,8 @@
 """Neighbouring data sets: one additional unit of a kind that breaks mechanisms.
 
 Each kind is one unit, an image or a row of features, or a person with several: huge, tiny, zero, not a number, a copy of
-another one, the same under another label, or the only one of its class. `one_more` appends it to the others, so that the
+another one, the same under another label, or the only one of its class. The images of a person have several labels, and
+in half of the cases only the first is unusual. `one_more` appends it to the others, so that the
 random draws of all others stay the same.
 """
 
@@ -51,14 +52,16 @@ def one_more(records: Records, kind: str, *, classes: int, seed: int = 0, at: in
         raise ConfigError(f"{kind!r} is not a kind of {records.x.dtype} record. Known kinds: {', '.join(OF_BYTES)} ...")
     rng = np.random.default_rng([seed, 7])
     count = 1 if records.persons is None else _image_count(records.persons, rng)
-    x = np.stack([_unusual(records.x, kind, rng) for _ in range(count)])
+    among_others = count > 1 and bool(rng.integers(2))
+    x = np.stack([_unusual(records.x, "usual" if among_others and i else kind, rng) for i in range(count)])
     label = int(rng.integers(classes - 1))
     if kind == "wrong label" and len(records):
         label = (int(records.labels[0]) + 1) % (classes - 1)
     if kind == "last of its class":
         label = classes - 1
     places = [len(records) if at is None else at] * count
-    more = Records(np.insert(records.x, places, x, axis=0), np.insert(records.labels, places, label))
+    labels = np.where(np.arange(count) % 3 == 2, (label + np.arange(count)) % (classes - 1), label)
+    more = Records(np.insert(records.x, places, x, axis=0), np.insert(records.labels, places, labels))
     if records.persons is None:
         return more
     return replace(more, persons=np.insert(records.persons, places, records.persons.max(initial=-1) + 1))
@@ -68,7 +71,7 @@ def _image_count(persons: NDArray[np.int64], rng: np.random.Generator) -> int:
     """One image, the number of an existing person, or more than any person has: statistics of these numbers change."""
     counts = np.unique(persons, return_counts=True)[1]
     most = int(counts.max(initial=1))
-    return int(rng.choice([1, int(counts[0]) if len(counts) else 1, most + 1, 3 * most]))
+    return int(rng.choice([1, int(counts[0]) if len(counts) else 1, most + 1, 3 * most, 50]))
 
 
 def _unusual(others: NDArray[Any], kind: str, rng: np.random.Generator) -> NDArray[Any]:

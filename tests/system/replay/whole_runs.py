@@ -183,7 +183,8 @@ def features(source: str, *, columns: int) -> str:
     """Write some pixels of each image of a file as rows of features, with the same labels and splits."""
     place = Path(source).with_name(f"features of {Path(source).name}")
     with np.load(source) as arrays:
-        kept = {name: arrays[name] for name in arrays if name.endswith("labels")}
+        kept = {name: arrays[name] for name in arrays if name.endswith(("labels", "persons"))}
+        kept.pop("val_persons", None)
         for name in (name for name in arrays if name.endswith("images")):
             rows = arrays[name].reshape(len(arrays[name]), -1)[:, :columns]
             kept[name.replace("images", "features")] = (rows / 255).astype(np.float32)
@@ -197,6 +198,7 @@ class HeadRun:
 
     head: str
     columns: int = 20
+    unit: str = "image"
     held_out: int | None = 0
 
     def __call__(self, records: Records) -> dict[str, object]:
@@ -204,7 +206,7 @@ class HeadRun:
             source = features(write(path, records, held_out=self.held_out), columns=self.columns)
             public = features(str(path / "public.npz"), columns=self.columns) if self.head == "newton" else None
             asked = {"epsilon": 3.0, "n": N, "classes": CLASSES, "budget": 1e4}
-            prepared = head_run.prepare(source, Config(**asked, head=self.head, synthetic=public))
+            prepared = head_run.prepare(source, Config(**asked, head=self.head, unit=self.unit, synthetic=public))
             head_run.run(prepared, path / "run")
             return files(path / "run")
 
@@ -242,7 +244,7 @@ class Estimator:
     def __call__(self, records: Records) -> dict[str, object]:
         with home() as path:
             estimator = self.kind(epsilon=3.0, n=N, classes=CLASSES, budget=1e4, out=path / "out", **self.settings)
-            estimator.fit(records.x, records.labels)
+            estimator.fit(records.x, records.labels, persons=records.persons)
             content = files(estimator.run_folder_)
             content.pop("card.json", None)  # it names the account and the release, which follow from the data and a key
             if "report.html" in content:
@@ -291,6 +293,11 @@ OF_PERSONS: dict[str, Any] = {
     "train, persons, assisted": Run({**LINEAR, "unit": "person", "assist": "dope", "public_batch": 6, "clip": 6.0}),
     "train, persons, the head": Run({"model": "small-cnn", "part": "head", "unit": "person", "clip": 2.0}),
     "train, persons, with canaries": Run({**LINEAR, "unit": "person", "canaries": 30, "clip": 6.0}),
+    "release, persons, moments": ReleaseRun("moments", {"unit": "person"}),
+    "release, persons, mixtures": ReleaseRun("neuromix", {"unit": "person", "delta": 1e-6, "degree": 2.0}),
+    "estimator, persons, release": Estimator(PrivateRelease, {"encoder": "pixels", "rank": 0, "rows": 16}),
+    "head run, persons, descent": HeadRun("descent", unit="person"),
+    "head run, persons, lda": HeadRun("lda", columns=2, unit="person"),
 }
 RELEASED: dict[str, Any] = {
     "release, moments": ReleaseRun("moments", {}),

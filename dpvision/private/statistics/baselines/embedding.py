@@ -81,11 +81,15 @@ def embedded_sum(rows: Rows, phi: Phi, *, c: float) -> BoundedSum:
     b = math.sqrt(1 - c**2)
     sums: Floats | None = None
     counts = np.zeros(rows.classes)
-    empty = np.zeros((1, rows.width)), np.zeros((1, rows.classes))  # determines the size if there are no rows
-    for x, y in [empty, *rows.blocks()]:
+    empty = (
+        np.zeros((1, rows.width)),
+        np.zeros((1, rows.classes)),
+        np.zeros((1, 1)),
+    )  # determines the size if there are no rows
+    for x, y, share in [empty, *rows.blocks()]:
         embedded = clip_to_norm_1(phi(torch.from_numpy(x)).numpy())
-        sums = embedded.T @ y + (0.0 if sums is None else sums)
-        counts += y.sum(axis=0)
+        sums = embedded.T @ (y * share) + (0.0 if sums is None else sums)
+        counts += (y * share).sum(axis=0)
     assert sums is not None
     return BoundedSum(np.concatenate([b * sums.reshape(-1), *([c * counts] if c else [])]), 1.0)
 

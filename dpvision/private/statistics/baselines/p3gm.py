@@ -15,7 +15,8 @@ noisy results.
        norm at most 1. So does r_i, since its entries are nonnegative and add up to at most 1. The sensitivity is 1.
     3. Rows are read only by `ClippedSum` (private/engine), once per step: each row's gradient is clipped to norm
        `clip`, the sensitivity. Every row takes part in every step. Adam takes the steps, on noisy gradient sums divided
-       by the public n. Rows that are excluded from all sums (nonfinite rows) are not summed here either.
+       by the public n. Rows that are excluded from all sums (nonfinite rows) are not summed here either. The rows of
+       a person are the views of one unit: their gradients are averaged, and the mean is clipped.
 
 With `repeats` r, the sums of 1 and 2 are each released r times and averaged, which gives each of them the same share of
 the budget as r steps of the network.
@@ -29,7 +30,7 @@ no encoder variance, on all rows in each step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -132,7 +133,7 @@ def project(rows: Rows, basis: Floats) -> tuple[Rows, NDArray[np.float32]]:
         part = (part / np.maximum(1.0, row_norms(part)) * SHORTER).astype(np.float32)
         z[start : start + count] = part[:count]
         residual[start : start + count] = (x - part.astype(np.float64) @ basis.T)[:count]
-    return Rows(z, rows.labels, rows.classes), residual
+    return replace(rows, x=z), residual
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,10 +191,10 @@ def component_moments(rows: Rows, mixture: Mixture | None) -> BoundedSum:
     scale = a * np.where(i == j, 1.0, math.sqrt(2.0))
     groups = rows.classes * (mixture.per_class if mixture else 1)
     total = np.zeros((len(i) + rows.width + 1, groups))
-    for z, y in rows.blocks():
+    for z, y, share in rows.blocks():
         r = mixture.responsibilities(z, y) if mixture else y
         r = np.where(np.isfinite(r).all(axis=1, keepdims=True), r, 0.0)
-        total += np.hstack([z[:, i] * z[:, j] * scale, b * z, np.full((len(z), 1), c)]).T @ r
+        total += np.hstack([z[:, i] * z[:, j] * scale, b * z, np.full((len(z), 1), c)]).T @ (r * share)
     return BoundedSum(total, math.sqrt(A2 + B2 + C2))
 
 
@@ -231,17 +232,27 @@ def fit_decoder(
         model = nn.Sequential(nn.Linear(latent.width, method.hidden), nn.Tanh(), last)
     for weight in last.parameters():
         nn.init.zeros_(weight)  # the initial decoder is the principal components alone
-    z, target = torch.from_numpy(latent.x[latent.counted]), torch.from_numpy(residual[latent.counted])
-    clipped = ClippedSum(model, _half_square, clip=method.clip, one_view=True)
+    z, target, each = torch.from_numpy(latent.x), torch.from_numpy(residual), group_by_unit(latent)
+    clipped = ClippedSum(model, _half_square, clip=method.clip, one_view=latent.persons is None)
     flat = parameters_to_vector(model.parameters()).detach().double().requires_grad_()
     optimiser = torch.optim.Adam([flat], lr=method.rate)
     for _ in range(method.steps):
-        parts = (slice(start, start + DECODER_BLOCK) for start in range(0, len(z), DECODER_BLOCK))
-        total = clipped.sum((z[part], target[part], [1] * len(z[part])) for part in parts)
+        parts = (each[start : start + DECODER_BLOCK] for start in range(0, len(each), DECODER_BLOCK))
+        rows = ((np.concatenate(part), [len(unit) for unit in part]) for part in parts)
+        total = clipped.sum((z[part], target[part], views) for part, views in rows)
         flat.grad = torch.from_numpy(add_noise(BoundedSum(total.numpy(), clipped.sensitivity)) / n)
         optimiser.step()
         vector_to_parameters(flat.detach().float(), model.parameters())
     return model
+
+
+def group_by_unit(rows: Rows) -> list[NDArray[np.int64]]:
+    """Return the numbers of the rows of each unit that is in any sum."""
+    counted = np.flatnonzero(rows.counted)
+    if rows.persons is None:
+        return list(counted[:, None])
+    order = counted[np.argsort(rows.persons[counted], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(rows.persons[order])) + 1) if len(order) else []
 
 
 def _half_square(output: Tensor, target: Tensor) -> Tensor:

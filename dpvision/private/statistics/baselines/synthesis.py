@@ -5,11 +5,12 @@ are a public function of each image alone, the synthetic rows and all intermedia
 event, Gaussian(sigma, releases). The event is in the ledger, on disk, before the first noise is drawn. The private rows
 are read only by the sums passed to the gate: `method.releases` of them, each with a known sensitivity (embedding.py,
 p3gm.py). Everything drawn from the seed (random features, latent points) is public, and everything fitted to noisy sums
-is post-processing. The unit is one image, and the charge must say so.
+is post-processing. If `persons` are given, a unit is a person, who adds to each sum the mean of what their rows would
+add. The charge names the unit.
 
 The caller must not derive public inputs from the data: classes, n, rows and the settings. If n is not passed to
-`synthesise`, it is the number of rows, and the result lists it in `read_off`. That number is then revealed, so
-neighbouring data sets have the same number of rows, one of which is zero in one of them (zero-out). Errors about wrong
+`synthesise`, it is the number of units, and the result lists it in `read_off`. That number is then revealed, so
+neighbouring data sets have the same number of units, one of which is zero in one of them (zero-out). Errors about wrong
 inputs are for the operator, not for release.
 """
 
@@ -134,6 +135,7 @@ def synthesise(
     method: str = "merf",
     classes: int,
     ledger: Ledger,
+    persons: Any = None,
     n: int | None = None,
     rows: int | None = None,
     seed: int = 0,
@@ -145,6 +147,7 @@ def synthesise(
     """Make `rows` synthetic rows (default: n) by "merf", "hermite" or "p3gm" within the budget; charges the ledger.
 
     features   one row of floats per private image, each a public function of that image alone, such as its pixels
+    persons    the person of each row, if the guarantee is for persons with all of their rows; n is then their number
     budget     the privacy budget of the rows; also that of the ledger, if the ledger is new
     ledger     the ledger of the images, `ledger_of(identify(split)[0])`, so that training runs on them add up with this
     sketch     `overlap.sketch_images(split.images, identify(split)[2])`, so that other data sets with some of the same
@@ -154,9 +157,9 @@ def synthesise(
     settings   settings of the private rows (bound, unit, whitening) and of the method (the fields of its dataclass)
     """
     setup = setup_method(method, settings)
-    private_rows = Rows.of(features, labels, setup.preparation, classes=classes)
+    private_rows = Rows.of(features, labels, setup.preparation, classes=classes, persons=persons)
     setup.method.check(width=private_rows.width)
-    n, read_off = public_count(n, private_rows.x)
+    n, read_off = public_count(n, private_rows)
     rows = n if rows is None else rows
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ConfigError(f"rows is {rows!r}: the number of synthetic rows must be a whole number above 0.")
@@ -167,7 +170,7 @@ def synthesise(
         budget,
         purpose="name of synthetic rows",
         numbers=f"{n} {classes} {rows} {seed}",
-        arrays=(private_rows.x, private_rows.labels),
+        rows=private_rows,
         ledger=ledger,
         run=run,
         sketch=sketch,
