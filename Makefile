@@ -30,7 +30,7 @@ check: .venv/ready
 	$(BIN)/lint-imports --no-cache
 
 bench: .venv/ready
-	for b in accountant adaptive audit noise engine views first_learner train mix dry_run hierarchical mixing overlap precision priors public reading release release_measures scaling soak; do $(BIN)/python -m benchmarks.$$b --quick --json || exit 1; done
+	for b in accountant adaptive audit noise engine views first_learner train mix dry_run hierarchical mixing overlap precision priors public reading release release_measures scaling soak start; do $(BIN)/python -m benchmarks.$$b --quick --json || exit 1; done
 
 # The documentation as a site that needs no network: .site/index.html. A broken link or anchor is an error.
 docs: .venv/ready
@@ -42,6 +42,7 @@ fix: .venv/ready
 
 # torch comes first and pinned: anything that asks for "torch" without a pin downloads gigabytes.
 .venv/ready: pyproject.toml constraints.txt
+	@echo "Installing torch and other packages into .venv (2 GB on disk): this takes several minutes, with no further output."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q -c constraints.txt torch==2.13.0

@@ -1,14 +1,15 @@
-"""A hospital's afternoon: images of skin lesions, two or three of a person; a classifier at epsilon 3, and its proof.
+"""A hospital's afternoon: images of skin lesions, two or three per person; a classifier at epsilon 3 and its audit.
 
-Takes an .npz with MedMNIST's keys, such as DermaMNIST; without one, the built-in digits stand in for it. Whose image is
-whose is not in such a file, so persons are made up: images of one class, two or three to a person, as HAM10000 has
-several images of most lesions. Everything else is what a hospital would type, and is printed before it is done.
+Takes an .npz file with MedMNIST's keys, such as DermaMNIST; without one, it uses the built-in digits. Such a file does
+not state which images belong to the same person, so persons are invented: two or three images of one class each, since
+HAM10000 has several images of most lesions. An image that appears twice is used once: under two persons, it would be
+refused. Everything else is what a hospital would type; each command is printed before it runs.
 
     python examples/skin_lesions.py                          digits: 12 seconds of one core
     python examples/skin_lesions.py dermamnist.npz           2 minutes of processor time
     python examples/skin_lesions.py --out FOLDER             by default a new folder below the system's temporary one
 
-The data is public, so each run opens a ledger of its own in the folder. With real patients there is one, and it stays.
+The data is public, so each run uses a new ledger in its folder. For real patients, there is one ledger for all runs.
 """
 
 from __future__ import annotations
@@ -34,17 +35,24 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]  # split -> images, labels
 
 
 def arrays(source: Path | None) -> Arrays:
-    """Train and test images with their labels; of digits, every fifth is for the test."""
+    """Return training and test images with their labels. Every fifth of the digits is a test image."""
     if source is not None:
         with np.load(source, allow_pickle=False) as file:
-            return {s: (file[f"{s}_images"], file[f"{s}_labels"].ravel()) for s in ("train", "test")}
+            return {s: without_copies(file[f"{s}_images"], file[f"{s}_labels"].ravel()) for s in ("train", "test")}
     digits = load_digits()
     images, test = (digits.images * 15).astype(np.uint8), np.arange(len(digits.target)) % 5 == 0
     return {s: (images[which], digits.target[which]) for s, which in (("train", ~test), ("test", test))}
 
 
+def without_copies(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and labels without later copies of an image."""
+    _, first = np.unique(images.reshape(len(images), -1), axis=0, return_index=True)
+    first.sort()
+    return images[first], labels[first]
+
+
 def persons_of(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The person of each image: two or three images of one class in a row, in a random order, are one person's."""
+    """Return a person for each image: in random order, two or three images of one class belong to one person."""
     persons, number = np.empty(len(labels), dtype=np.int64), 0
     for label in np.unique(labels):
         left = rng.permutation(np.flatnonzero(labels == label))
@@ -55,7 +63,7 @@ def persons_of(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def write(data: Arrays, folder: Path) -> tuple[Path, int]:
-    """A PNG file for each image, and scans.csv: path, label, person, split. Also the number of persons to train on."""
+    """Write a PNG file per image, and scans.csv. Return the path of scans.csv and the number of training persons."""
     rng, lines, count = np.random.default_rng(0), [], 0
     for split, (images, labels) in data.items():
         (folder / split).mkdir(parents=True)
@@ -70,7 +78,7 @@ def write(data: Arrays, folder: Path) -> tuple[Path, int]:
 
 
 def dpvision(*words: object) -> None:
-    """What one would type, said and done."""
+    """Print a command and run it."""
     print(f"\n$ dpvision {shlex.join(map(str, words))}", flush=True)
     sys.argv[1:] = map(str, words)
     try:
@@ -82,9 +90,9 @@ def dpvision(*words: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("npz", nargs="?", type=Path, help="an .npz with MedMNIST's keys; digits, if there is none")
-    parser.add_argument("--out", type=Path, help="new folder for the images, the ledger and the run")
-    parser.add_argument("--confidence", type=float, default=0.95, help="of the audit's bounds")
+    parser.add_argument("npz", nargs="?", type=Path, help="an .npz file with MedMNIST's keys; default: digits")
+    parser.add_argument("--out", type=Path, help="new folder for everything; default: a temporary one")
+    parser.add_argument("--confidence", type=float, default=0.95, help="confidence of the audit's bounds")
     asked = parser.parse_args()
     folder = asked.out or Path(tempfile.mkdtemp(prefix="skin_lesions_"))
     source = None if asked.npz is None else asked.npz.absolute()
@@ -94,13 +102,14 @@ def main() -> None:
 
     data = arrays(source)
     scans, persons = write(data, Path("images"))
-    # The number of persons is the hospital's to declare. Lesions mean the same in a mirror, digits do not.
+    # The hospital declares the number of persons. A mirrored lesion is still a lesion; a mirrored digit is not a digit.
     recipe = ("--recipe", "patches", "--model", "patches-256") if data["train"][0].ndim == 4 else ()
-    told = ("--epsilon", EPSILON, "--unit", "person", "--n", persons, *recipe)
+    settings = ("--epsilon", EPSILON, "--unit", "person", "--n", persons, *recipe)
     dpvision("check", scans)
-    dpvision("plan", "--n", persons, "--epsilon", EPSILON)
-    dpvision("train", scans, *told, "--dry-run")
-    dpvision("train", scans, *told, "--out", "run")
+    side, channels = data["train"][0].shape[1], 3 if data["train"][0].ndim == 4 else 1
+    dpvision("plan", "--n", persons, "--epsilon", EPSILON, "--size", side, "--channels", channels)
+    dpvision("train", scans, *settings, "--dry-run")
+    dpvision("train", scans, *settings, "--out", "run")
     dpvision("audit", "run", "--runs", CANARIES, "--confidence", asked.confidence)
     dpvision("eval", "run", scans)
     dpvision("predict", "run", "images/test", "--out", "guesses.csv")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from dpvision import __version__
-from dpvision.errors import ConfigError, DPVisionError
+from dpvision.errors import ConfigError, DataError, DPVisionError
 from dpvision.settings.setting import GROUPS, REQUIRED, Setting, declared, read_toml, size_pair
 from dpvision.settings.training import Config, merge
 
@@ -123,16 +124,28 @@ def _size_of(_: Any, tokens: Sequence[Any]) -> tuple[int, int] | None:
     return size_pair(tokens[0].value)
 
 
+def existing(text: str, **more: Any) -> Parameter:
+    """Describe a file or folder to read. Without it, a verb fails before it imports anything slow, such as torch."""
+    return Parameter(help=text, validator=_require_existing, **more)
+
+
+def _require_existing(_: Any, given: str | Path | tuple[Path, ...] | None) -> None:
+    if given is None or "WORLD_SIZE" in os.environ:  # what only some ranks lack is reported after all ranks have met
+        return
+    for path in given if isinstance(given, tuple) else (given,):
+        if str(path) != "digits" and not os.path.lexists(path):
+            raise DataError(f"{path}: there is no such file or folder. Fix: check the path.")
+
+
 DataSet = Annotated[
     str,
-    Parameter(
-        help="`digits` (built in), a folder of images (CLASS/x.png or train/CLASS/x.png), an .npz, .csv or .parquet "
-        "file, or a packed store."
+    existing(
+        "`digits` (built in), a folder of images (CLASS/x.png or train/CLASS/x.png), an .npz, .csv or .parquet file, "
+        "or a packed store."
     ),
 ]
 PublicImages = Annotated[
-    str,
-    Parameter(help="PUBLIC images: `digits`, a folder (train/CLASS/x.png), an .npz or .csv file, or a packed store."),
+    str, existing("PUBLIC images: `digits`, a folder (train/CLASS/x.png), an .npz or .csv file, or a packed store.")
 ]
 Classes = Annotated[str | None, _data_setting("classes")]
 Size = Annotated[tuple[int, int] | None, _data_setting("size", n_tokens=1, converter=_size_of, metavar="STR")]
@@ -328,7 +341,7 @@ def main() -> None:
     except CycloptsError as exc:
         _fail(str(exc), 2, debug=debug)
     except DPVisionError as exc:
-        _fail(str(exc), exc.exit_code, debug=debug)
+        _fail(_name_data(str(exc), words), exc.exit_code, debug=debug)
     except KeyboardInterrupt:
         _fail("interrupted.", 130, debug=False)
     except BrokenPipeError:
@@ -344,6 +357,15 @@ def main() -> None:
             3,
             debug=debug,
         )
+
+
+def _name_data(message: str, words: list[str]) -> str:
+    """Put the data set that was given in place of DATA in the commands that a message proposes."""
+    if " DATA" not in message:
+        return message
+    _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    data = bound.arguments.get("data")
+    return message.replace(" DATA", f" {shlex.quote(data)}") if isinstance(data, str) else message
 
 
 def _fail(message: str, code: int, *, debug: bool) -> None:

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
-
 from dpvision.cli import screen
-from dpvision.cli.app import DataSet, Device, EncoderWeights, flag, option, out_option, verb
+from dpvision.cli.app import DataSet, Device, EncoderWeights, existing, flag, option, out_option, verb
 from dpvision.cli.model import choose_device
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import word_list
@@ -20,10 +18,10 @@ if TYPE_CHECKING:
 
 @verb
 def audit(
-    folder: Annotated[Path, Parameter(help="Folder of a finished run or a release.")],
+    folder: Annotated[Path, existing("Folder of a finished run or a release.")],
     data: Annotated[
         str | None,
-        Parameter(help="Its data set, for a membership attack too; results not for release.", show_default=False),
+        existing("Its data set, for a membership attack too; results not for release.", show_default=False),
     ] = None,
     /,
     *,
@@ -93,7 +91,7 @@ def _require_fitting_options(
             "--operator and --weights are for releases; a run has its own operator/ and weights. Fix: leave them out."
         )
     elif shadows is not None and data is None:
-        raise ConfigError("--shadows needs the data of the run. Fix: run `dpvision audit RUN DATA --shadows 8`.")
+        raise ConfigError("--shadows needs the data of the run. Fix: give its data set after the folder of the run.")
 
 
 def _audit_run(
@@ -216,12 +214,12 @@ def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, conf
     mu, profile, least, most = finding.estimate, finding.profile, lower(finding.bound.epsilon), upper(proved)
     count, sure = len(scores.without) + len(scores.with_record), f"{finding.bound.confidence:.0%} confidence"
     shown = {
-        "proved": f"epsilon at most {most} at delta {finding.delta:g}, as on the card",
+        "guaranteed": f"epsilon at most {most} at delta {finding.delta:g}, as on the card",
         "shown": f"epsilon at least {least} by this attack, with {sure}",
-        "separation": f"mu {mu.mu:.4f} ({mu.low:.4f} to {mu.high:.4f}): distance of the mean scores inside and "
-        f"outside the data, in standard deviations; a true claim gives {finding.claimed_mu:.4f}",
-        "whole curve": f"at epsilon {profile.epsilon:.3f}, delta at least {profile.shown:.3g} is shown, and at most "
-        f"{profile.claimed:.3g} is claimed",
+        "separation": f"mu {mu.mu:.4f} ({mu.low:.4f} to {mu.high:.4f}): distance between the mean scores of canaries "
+        f"in and out of the data, in standard deviations; {finding.claimed_mu:.4f} if the guarantee holds",
+        "whole curve": f"at epsilon {profile.epsilon:.3f}, the attack shows a delta of at least {profile.shown:.3g}, "
+        f"and the guarantee is {profile.claimed:.3g}",
     }
     if f"{finding.epsilon:.4f}" != f"{proved:.4f}":
         shown["tested"] = (
@@ -229,17 +227,24 @@ def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, conf
         )
     if finding.draws < ENOUGH_DRAWS:
         shown["separation"] += "; too few canaries were sampled to refute the claim by it"
+    if finding.refuted:
+        screen.say(f"The attack found MORE than the guarantee allows, which is an epsilon of at most {most}.")
+    else:
+        screen.say(
+            f"The attack found no more than the guarantee allows: it shows an epsilon of at least {least}, and the "
+            f"guarantee is an epsilon of at most {most}."
+        )
     screen.say(
-        f"Attack with {count:,} canaries, synthetic records that are as easy to detect as any record can be: the "
+        f"It used {count:,} canaries, synthetic records that are as easy to detect as any record can be: the "
         "mechanism ran on synthetic records only, half of the canaries were in its data, and an attacker who sees "
         "every noisy result gave each canary a score."
     )
     screen.table(shown)
     screen.say(
-        f"What this means: epsilon is at most {most} by proof and at least {least} by this attack. The proof would be "
-        "refuted by a lower bound above the upper bound, by an interval of mu that is all above the mu of a true "
-        "claim, or by a delta above the claimed one. A lower bound far below the upper bound is usual. It does not "
-        "show that less is revealed."
+        f"What this means: the true epsilon is at most {most} by proof and at least {least} by this attack. The proof "
+        "would be refuted by a lower bound above the upper bound, by an interval of mu that lies above the value for "
+        "a guarantee that holds, or by a delta above the guaranteed one. A lower bound far below the upper bound is "
+        "usual, and does not show that less is revealed."
     )
     return finding, allowed
 
@@ -315,7 +320,7 @@ def _report_inversion(operator: Path, inverted: Any) -> None:
 
 @verb
 def geometry(
-    weights: Annotated[Path, Parameter(help="Folder of a run, or a weights.safetensors file.")],
+    weights: Annotated[Path, existing("Folder of a run, or a weights.safetensors file.")],
     data: DataSet,
     /,
     *,
@@ -410,7 +415,7 @@ def geometry(
 
 @verb
 def study(
-    *folders: Annotated[Path, Parameter(help="Folders of runs trained with --study.")],
+    *folders: Annotated[Path, existing("Folders of runs trained with --study.")],
     out: Annotated[
         Path | None, out_option("SVG file to write.", default="gradients.svg in the first run's operator folder")
     ] = None,

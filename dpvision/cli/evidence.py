@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
 from dpvision.cli import screen
-from dpvision.cli.app import Json, flag, option, verb
+from dpvision.cli.app import Json, existing, flag, option, verb
 from dpvision.errors import DataError, PrivacyError
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @verb
 def evidence(
-    folder: Annotated[Path, Parameter(help="Folder of a finished run or a release.")], /, *, json: Json = False
+    folder: Annotated[Path, existing("Folder of a finished run or a release.")], /, *, json: Json = False
 ) -> None:
     """Write one document for the data protection officer.
 
@@ -49,7 +48,7 @@ def evidence(
 
 @verb
 def sign(
-    target: Annotated[Path, Parameter(help="Folder of a finished run or a release, or a weights or ONNX file.")],
+    target: Annotated[Path, existing("Folder of a finished run or a release, or a weights or ONNX file.")],
     /,
     *,
     key: Annotated[Path, option("Privacy", "File of the private key. It stays outside of run folders.")],
@@ -78,7 +77,7 @@ def sign(
 
 @verb
 def verify(
-    target: Annotated[Path, Parameter(help="Signed folder, or a file of one, or a file that was signed alone.")],
+    target: Annotated[Path, existing("Signed folder, or a file of one, or a file that was signed alone.")],
     /,
     *,
     key: Annotated[
@@ -105,8 +104,9 @@ def verify(
     checked = _files(statement) if place.is_dir() else "the file"
     if key is None:
         raise PrivacyError(
-            f"{target}: {checked} as signed by key {found}, which calls itself {statement.signer!r}. Anyone can make "
-            "such a key. Fix: compare it with the signer's, then repeat with --key."
+            f"{target}: {checked} as signed by key {found}, under the name {statement.signer!r}. This alone shows "
+            "nothing about who signed: anyone can make a key and use any name. Fix: get the signer's public key from "
+            f"a source that you trust, then `dpvision verify {shlex.quote(str(target))} --key SIGNER.pub`."
         )
     screen.say(f"valid: {checked} as signed by {statement.signer!r} on {statement.time[:10]}")
     screen.table({"key": found, **({} if place.is_file() else {n: x.sha256 for n, x in statement.files.items()})})

@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
-
 from dpvision.cli import screen
-from dpvision.cli.app import DataSet, Device, Json, Size, flag, option, out_option, verb
+from dpvision.cli.app import DataSet, Device, Json, Size, existing, flag, option, out_option, verb
 from dpvision.cli.train import find_account, write_report
 from dpvision.errors import ConfigError, DataError
 
@@ -30,8 +28,8 @@ def choose_device(name: str, precision: str = "float32") -> torch.device:
 
 @verb
 def predict(
-    run: Annotated[Path, Parameter(help="Folder of a run, or a .safetensors file written by `export`.")],
-    images: Annotated[Path, Parameter(help="An image, a folder of images, or an .npz with test_images or images.")],
+    run: Annotated[Path, existing("Folder of a run, or a .safetensors file written by `export`.")],
+    images: Annotated[Path, existing("An image, a folder of images, or an .npz with test_images or images.")],
     /,
     *,
     out: Annotated[Path | None, out_option("CSV file to write.", default="standard output")] = None,
@@ -67,7 +65,7 @@ def predict(
 
 @verb
 def evaluate(
-    run: Annotated[Path, Parameter(help="Folder of a finished run.")],
+    run: Annotated[Path, existing("Folder of a finished run.")],
     data: DataSet,
     /,
     *,
@@ -122,7 +120,7 @@ def evaluate(
 
 @verb
 def export(
-    run: Annotated[Path, Parameter(help="Folder of a finished run.")],
+    run: Annotated[Path, existing("Folder of a finished run.")],
     /,
     *,
     to: Annotated[
@@ -154,7 +152,8 @@ def export(
     out = out or run / f"model.{to}"
     require_free(out, to=to, force=force)
     card = card_of(folder, find_account(folder))
-    difference = write(folder.weights, card, out, to=to, force=force)
+    with screen.progress(f"exporting to {to}"):
+        difference = write(folder.weights, card, out, to=to, force=force)
     if difference is not None:
         screen.say(f"the outputs of onnxruntime and of the model differ by at most {difference:.1g} on random images")
     if card["status"] == "private":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,8 +72,8 @@ def plan(
         str | None, like(_TRAINING["model"], help="Network for --describe-device.", show_default="none")
     ] = None,
     views: Annotated[int, option("Views", "Number of views of each image, for --describe-device.")] = 1,
-    size: Annotated[int, option("Data", "Pixels per side of an image, for --describe-device.")] = 32,
-    channels: Annotated[int, option("Data", "Channels of an image, for --describe-device.")] = 3,
+    size: Annotated[int, option("Data", "Pixels per side of an image.")] = 32,
+    channels: Annotated[int, option("Data", "Channels of an image: 3 for colour, 1 for grey.")] = 3,
     classes: Annotated[int, option("Data", "Number of classes, for --describe-device.")] = 10,
     precision: Annotated[str, like(_TRAINING["precision"])] = "float32",
     describe_device: DescribeDevice = None,
@@ -84,26 +85,32 @@ def plan(
 ) -> None:
     """Compute noise from epsilon, or epsilon from noise, without data.
 
-    Give all but one of batch, steps, epsilon and sigma to compute the missing one. The answer never exceeds epsilon.
-    Without epsilon and sigma, --attack-success computes both from what an attack may achieve.
+    With --n and --epsilon only, describes what `dpvision train` would do on images of --size and --channels. Or give
+    all but one of batch, steps, epsilon and sigma to compute the missing one. The answer never exceeds epsilon. Without
+    epsilon and sigma, --attack-success computes both from what an attack may achieve.
 
-    Example: `dpvision plan --n 50000 --batch 4096 --steps 875 --epsilon 1 --delta 1e-5 --json`, or
+    Example: `dpvision plan --n 4000 --epsilon 3 --size 28 --channels 1`,
+    `dpvision plan --n 50000 --batch 4096 --steps 875 --epsilon 1 --delta 1e-5 --json`, or
     `dpvision plan --n 50000 --attack-success 0.05 --at-fpr 0.01`
     """
     from dpvision.settings.plan import plan as solve
     from dpvision.settings.plan import scaled_down
 
-    answer = solve(
-        n=n,
-        batch=batch,
-        steps=steps,
-        epsilon=epsilon,
-        sigma=sigma,
-        delta=delta,
-        attack_success=attack_success,
-        at_fpr=at_fpr,
-        confirm=confirm,
-    )
+    others = (batch, steps, sigma, attack_success, model, scale_down, describe_device)
+    if epsilon is not None and all(x is None for x in others):
+        answer = _plan_training(n, epsilon, delta, (channels, size, size), confirm=confirm)
+    else:
+        answer = solve(
+            n=n,
+            batch=batch,
+            steps=steps,
+            epsilon=epsilon,
+            sigma=sigma,
+            delta=delta,
+            attack_success=attack_success,
+            at_fpr=at_fpr,
+            confirm=confirm,
+        )
     if scale_down is not None:
         answer["rehearsal"] = scaled_down(answer, scale_down)
     if describe_device is not None:
@@ -117,6 +124,29 @@ def plan(
     table({**_as_text(answer), "approximate": limit})
     if rehearsal is not None:
         table(_as_text(rehearsal), title="rehearsal")
+
+
+def _plan_training(
+    n: int, epsilon: float, delta: float, shape: tuple[int, int, int], *, confirm: bool
+) -> dict[str, Any]:
+    """Return what `train` does with these numbers; torch is imported only if public weights are at hand."""
+    from dpvision.settings import auto
+    from dpvision.settings.plan import plan_training
+    from dpvision.storage import weights
+
+    def width(model: str) -> int:
+        known = auto.width_of(model, shape)
+        if known is None:
+            from dpvision.private.training import choice
+
+            known = choice.width_of(model, shape)
+        return known
+
+    if min(shape) < 1 or shape[0] not in (1, 3):
+        raise ConfigError(f"--size {shape[1]} --channels {shape[0]}: images have 1 or 3 channels and 1 pixel or more.")
+    numbers = auto.Numbers(n=n, shape=shape, epsilon=epsilon, delta=delta, encoder=weights.network_at_hand())
+    answer = plan_training(numbers, width=width, confirm=confirm)
+    return {"images": f"assumed to be {shape[1]}x{shape[2]}x{shape[0]}: set --size and --channels", **answer}
 
 
 @plan_verb.command(help_epilogue="")
@@ -342,7 +372,7 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
     _notes(prepared, accounts)
 
 
-def show_planned_runs(account: Account) -> None:
+def show_planned_runs(account: Account, data: str) -> None:
     """Print the planned runs of an account, and how much of the budget they would use in total."""
     from dpvision.core import accountant
 
@@ -352,7 +382,8 @@ def show_planned_runs(account: Account) -> None:
     say(
         f"account {account.id}: all charged and planned runs together use epsilon {upper(after)} of "
         f"{account.budget.epsilon:g}. Nothing is charged yet: the first planned run to start charges all of them. "
-        "Repeat each command without --plan, in any order; `dpvision ledger DATA --drop-plan` deletes the plan."
+        f"Repeat each command without --plan, in any order; `dpvision ledger {shlex.quote(data)} --drop-plan` deletes "
+        "the plan."
     )
 
 
@@ -463,7 +494,10 @@ def _notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accoun
     if prepared.config.unit == "image" and prepared.data.train.persons is not None:
         say("  note: the guarantee is for one image; a person with several images in this data is protected less.")
     if prepared.data.test is None:
-        say("  note: there is no test split, so no accuracy will be reported.")
+        say(
+            "  note: there is no test split, so no accuracy will be reported. Fix: add --test-share 0.2, or name the "
+            "split of each image (in a CSV file: a column `split` with train and test)."
+        )
     for line in _account_notes(prepared, accounts):
         say(f"  {line}")
     for broken in prepared.data.broken:
@@ -479,10 +513,10 @@ def _account_notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts
         if ledger.exists():
             account = ledger.account()
             spent, most = upper(account.spent()), account.budget.epsilon
-            notes.append(f"ledger: account {account.id}, epsilon {spent} of {most:g} spent")
+            notes.append(f"ledger: account {account.id}; earlier runs have spent epsilon {spent} of {most:g}")
         else:
             most = config.budget or config.epsilon
-            notes.append(f"ledger: a NEW account, with a budget of epsilon {most:g} at delta {config.delta:g}")
+            notes.append(f"ledger: a new account, opened by this run with a budget of epsilon {most:g}")
     if accounts.new_account is not None:
         notes.append(f"ledger: counted separately from other accounts, as the card states: {accounts.new_account}")
     charged = {ledger.fingerprint for ledger in (accounts.first, *accounts.others)}
@@ -490,7 +524,7 @@ def _account_notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts
         other = overlap.ledger.account()
         shared = f"note: account {other.id} has {describe_shares(overlap)}"
         if overlap.ledger.fingerprint in charged:
-            notes.append(f"{shared}, so it is charged.")
+            notes.append(f"{shared}, so this run is charged to it too.")
         else:
             notes.append(
                 f"{shared} and has spent epsilon {upper(other.spent())}. It is not charged: only the two "

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
-
 from dpvision.cli import screen
 from dpvision.cli.app import (
     Classes,
@@ -18,6 +16,7 @@ from dpvision.cli.app import (
     NewAccount,
     Plan,
     SettingsFile,
+    existing,
     option,
     out_option,
     read,
@@ -72,6 +71,7 @@ def release(
     settings = with_changes(settings, check_values(Release, given, source="command line"))
 
     from dpvision.cli.plan import show_planned_runs, show_release
+    from dpvision.cli.train import say_total
     from dpvision.models.device import find_device, fix_arithmetic
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.statistics.release import Encoded, make, prepare, require_encoder, require_possible
@@ -98,7 +98,7 @@ def release(
     require_possible(prepared, out, test_key, accounts)
     if plan:
         if is_first:
-            show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
+            show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch), data)
         return
     if dry_run:
         require_encoder(prepared)
@@ -112,6 +112,7 @@ def release(
         card = make(prepared, out, encoded=encoded, test_key=test_key, accounts=accounts, progress=progress)
     for name, value in (card["accuracy"] or {}).items():
         screen.say(f"test accuracy, {name}: {value:.2%}")
+    say_total(card)
     if card["status"] == "private":
         screen.say(f"wrote {out}: it may be released, with its card.md and README.md")
     else:
@@ -120,7 +121,7 @@ def release(
 
 @verb
 def features(
-    folder: Annotated[Path, Parameter(help="Folder of a release.")],
+    folder: Annotated[Path, existing("Folder of a release.")],
     data: DataSet,
     /,
     *,

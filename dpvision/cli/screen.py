@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 # In a log: seconds until the first line about a task, and between lines.
-FIRST_LINE, NEXT_LINE = 5.0, 30.0
+FIRST_LINE, NEXT_LINE = 3.0, 15.0
 
 
 def say(text: str = "") -> None:

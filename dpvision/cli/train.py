@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from cyclopts import Parameter
 
 from dpvision.cli import screen
 from dpvision.cli.app import (
@@ -23,6 +21,7 @@ from dpvision.cli.app import (
     Recipe,
     RunFolder,
     SettingsFile,
+    existing,
     flag,
     option,
     out_option,
@@ -76,10 +75,8 @@ def train(
 
     Example: `dpvision train digits --epsilon 3 --out runs/first`
     """
-    from dpvision.private.training.metrics import require_installed
     from dpvision.storage.run_folder import next_free, require_free
 
-    require_installed(track)
     if describe_device is not None and not dry_run:
         raise ConfigError("--describe-device only estimates the time on another device. Fix: add --dry-run.")
     settings = training_settings(recipe, config, flags)
@@ -89,7 +86,9 @@ def train(
     from dpvision.cli.plan import show_planned_runs, show_training
     from dpvision.data import holds_features
     from dpvision.private.training import ranks
+    from dpvision.private.training.metrics import require_installed
 
+    require_installed(track)
     ranks.start()  # before anything that may fail on one rank only
     if holds_features(data):
         _fit_head(data, settings, out, new_account=new_account, track=track, plan=plan)
@@ -125,7 +124,7 @@ def train(
     if plan:
         require_room_for_canaries(prepared)
         if ranks.rank() == 0:
-            show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
+            show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch), data)
         return
     if dry_run or out is None:
         accounts.require_room(prepared.event(), prepared.config)
@@ -139,9 +138,7 @@ def train(
 
 @verb
 @takes(Config, lambda of: of.resumable, default="as in the run", common=False)
-def resume(
-    run: Annotated[Path, Parameter(help="Folder of a stopped run.")], /, *, track: Track = (), **flags: Any
-) -> None:
+def resume(run: Annotated[Path, existing("Folder of a stopped run.")], /, *, track: Track = (), **flags: Any) -> None:
     """Continue a stopped run, with bit-identical results.
 
     The run keeps its settings. Changing a setting starts a branch: fresh noise is drawn, and the remaining steps are
@@ -192,7 +189,7 @@ def _fit_head(
         accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
     show_head(prepared, accounts)
     if plan:
-        show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
+        show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch), data)
     elif out is None:
         accounts.require_room(prepared.event(), prepared.config)
         screen.say("dry run: nothing was trained, nothing was charged.")
@@ -276,11 +273,25 @@ def show_result(run: Run, paths: list[Path]) -> None:
             f"give {share:.2%}"
         )
     screen.say(sentence(card))
+    say_total(card)
     screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
     if figures and (warning := evaluation.warning(figures, classes)):
         screen.say(f"WARNING: {warning}")
     for line in advise(card):
         screen.say(f"what would help: {line}")
+
+
+def say_total(card: Mapping[str, Any]) -> None:
+    """Print what all runs on the images have spent of their privacy budget, and what is left."""
+    from dpvision.settings.figures import lower, upper
+
+    account = card.get("data_set")
+    if account is None or account["epsilon_spent"] is None:
+        return
+    spent, budget = account["epsilon_spent"], account["epsilon_budget"]
+    runs = "this run has" if account["charges"] == 1 else f"{account['charges']:,} runs have"
+    left = lower(max(budget - spent, 0.0))
+    screen.say(f"privacy budget of the data: {runs} spent epsilon {upper(spent)} of {budget:g}; about {left} is left")
 
 
 def _display(show: Show) -> Any:
@@ -308,7 +319,7 @@ def _display(show: Show) -> Any:
 
 @verb
 def report(
-    run: Annotated[Path, Parameter(help="Folder of a finished run or release.")],
+    run: Annotated[Path, existing("Folder of a finished run or a release.")],
     /,
     *,
     no_examples: Annotated[bool, flag("Output", "Remove the pictures of test images, and examples.json.")] = False,
@@ -344,7 +355,7 @@ def report(
 
 @verb
 def board(
-    *folders: Annotated[Path, Parameter(help="Folders of finished runs, or folders that contain them.")],
+    *folders: Annotated[Path, existing("Folders of finished runs, or folders that contain them.")],
     out: Annotated[Path, out_option("HTML file to write.")] = Path("board.html"),
 ) -> None:
     """Compare runs on one HTML page.

@@ -160,7 +160,8 @@ class Account:
         if isinstance(after, Adaptive) and after.later[-1].sigma <= events.MIN_SIGMA:
             epsilon = math.inf  # no Gaussian within the accountant's bounds dominates it
         fix = "use a smaller --delta for this run (a tuning run uses up half of it); a training run (uses up none); or "
-        owner = "if the owner of the data agrees, `dpvision ledger DATA --set-budget EPSILON"
+        larger = f"{max(budget.epsilon, math.ceil(100 * epsilon) / 100):g}" if math.isfinite(epsilon) else "EPSILON"
+        owner = f"if the owner of the data agrees, `dpvision ledger DATA --set-budget {larger}"
         if isinstance(after, Adaptive) and after.reserve > reserve:
             why = f". All runs chosen after a first result may use up {reserve / 2:g} of delta, which this run exceeds"
             fix += "plan it before the first run"

@@ -1,7 +1,7 @@
 """What would help next, after a training run: by curves that were measured on public data sets.
 
-A line follows from the settings on the card and from the measured figures alone. The accuracy of the run, its images
-and its labels are not used, so the advice reveals nothing that the card does not state.
+A line follows from the card and from the measured figures alone, so the advice reveals nothing that the card does not
+state. Of the accuracy of the run, only whether it is at most ENOUGH is used: above it, there is nothing to advise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dpvision.released.evaluation import KNOWN, results
 CURVES = {3: ("cifar10", "patches"), 1: ("fashionmnist", "scatter-linear")}
 # CIFAR-10 at epsilon 1: a linear classifier on the features of DINOv2 ViT-S/14, and the best without a public network.
 WITH_NETWORK, WITHOUT_NETWORK = 0.9575, 0.7026
+ENOUGH = 0.98  # a test accuracy on the card above which no advice is given
 ONE_MORE = 2.0  # times as many units, or as much epsilon
 
 
@@ -25,6 +26,8 @@ def advise(card: Mapping[str, Any]) -> list[str]:
     config = card["config"]
     n, epsilon, unit = config.get("n"), config.get("epsilon"), str(config.get("unit", "image"))
     if card["status"] != "private" or not n or not epsilon or config.get("head") is not None:
+        return []
+    if ((card.get("accuracy") or {}).get("released_test_accuracy") or 0.0) > ENOUGH:
         return []
     shape = card["public_facts"]["image_shape"]["value"]
     lines = [_more_units(int(n), float(epsilon), channels=int(shape[0]), unit=unit)]
@@ -48,12 +51,9 @@ def _more_units(n: int, epsilon: float, *, channels: int, unit: str) -> str:
     )
     if above is None and below is None:
         least, most = min(curve), max(curve)
-        where, end = (f"below {least:,.0f}", least) if product < least else (f"above {most:,.0f}", most)
-        share = gain(curve, end, ONE_MORE if product < least else 1 / ONE_MORE)
-        assert share is not None
-        return f"{start}nothing was measured {where}; at {end:,.0f}, a factor of 2 makes {abs(share):.1f} points, " + (
-            "and below it makes more." if product < least else "and above it makes less."
-        )
+        which, end = ("smallest", least) if product < least else ("largest", most)
+        above, below = gain(curve, end, ONE_MORE), gain(curve, end, 1 / ONE_MORE)
+        start += f"the {which} product measured is {end:,.0f}; there, "
     parts = [] if above is None else [f"twice as many gave {above:.1f} points more"]
     parts += [] if below is None else [f"half as many {-below:.1f} points less"]
     return f"{start}{', '.join(parts)}."

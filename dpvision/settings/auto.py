@@ -4,6 +4,7 @@
     resolve(config, numbers)  the settings of that recipe, with everything that was set by hand
     choose_encoder(numbers)   the encoder of a release
     choose_head(...)          the method that fits a linear classifier to features
+    width_of(model, shape)    the number of features of a model that the rule may choose
     fit(config, n)            the recipe's own batch and learning rate, for n units
 
 Nothing here sees an image or a label. The rows of RULES are in the order in which they are tried; docs/which-recipe.md
@@ -133,8 +134,26 @@ def choose(of: Numbers, *, width: Callable[[str], int], seconds: Callable[[str],
 
 def too_noisy(of: Numbers, width: int, steps: int) -> bool:
     """Return whether the mean of rows of norm 1 would be mostly noise, with every unit in each of the steps."""
-    sigma = calibrate.sigma(Budget(of.epsilon, of.delta), rate=1.0, steps=steps)
+    sigma = calibrate.sigma(Budget(of.epsilon, of.delta), rate=1.0, steps=steps, confirm=False)
     return sigma * math.sqrt(width) / of.n > MOST_NOISE_OF_MEAN
+
+
+def width_of(model: str, shape: tuple[int, int, int]) -> int | None:
+    """Return the number of features of a model in MODELS or NARROWER, without building it; None for others."""
+    (channels, height, width), (base, _, side) = shape, model.partition("@")
+    if side:
+        scale = int(side) / min(height, width)
+        height, width = max(1, round(height * scale)), max(1, round(width * scale))
+    kind, _, number = base.removesuffix("-centred").partition("-")
+    match kind:
+        case "patches" if number.isdigit():
+            return 18 * int(number)
+        case "scatter" if number == "linear":
+            return 81 * channels * (height // 4) * (width // 4)
+        case "linear":
+            return channels * height * width
+        case _:
+            return None
 
 
 def models_of(recipe: str, of: Numbers) -> tuple[str, ...]:

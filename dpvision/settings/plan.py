@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -207,6 +208,17 @@ def plan_release(
     return {k: v for k, v in answer.items() if v is not None}
 
 
+def plan_training(of: auto.Numbers, *, width: Callable[[str], int], confirm: bool = False) -> dict[str, Any]:
+    """Compute what a training run without further settings does with these numbers: its recipe, and the noise."""
+    _require_counts(of.n, None, None)
+    config = Config(n=of.n, epsilon=of.epsilon, delta=of.delta)
+    config = auto.fit(auto.resolve(config, of, width=width), of.n)
+    batch = of.n if config.full_batch else default_batch(of.n) if config.batch is None else config.batch
+    steps = default_steps(of.n, batch) if config.steps is None else config.steps
+    answer = plan(n=of.n, batch=batch, steps=steps, epsilon=of.epsilon, delta=of.delta, confirm=confirm)
+    return {"recipe": config.recipe, "model": _model_of(config, of.n), "chosen_by": config.chosen_by, **answer}
+
+
 def complete(config: Config, n: int) -> Config:
     """Compute the settings that are None, from the number of units alone."""
     n = n if config.n is None else config.n
@@ -215,7 +227,7 @@ def complete(config: Config, n: int) -> Config:
     if config.head is not None:
         return _complete_head(config, n)
     config = auto.fit(config, n)
-    model = config.model or ("patches-1024" if config.prior or config.recipe == "patches" else default_model(n))
+    model = _model_of(config, n)
     prior = config.prior or ("patches" if model.startswith("patches-") and not config.pretrained else None)
     batch = n if config.full_batch else default_batch(n) if config.batch is None else config.batch
     if batch > n:
@@ -247,6 +259,10 @@ def complete(config: Config, n: int) -> Config:
             f"probe_steps is {whole.probe_steps}, but there are only {steps} steps. Fix: use a smaller --probe-steps."
         )
     return whole
+
+
+def _model_of(config: Config, n: int) -> str:
+    return config.model or ("patches-1024" if config.prior or config.recipe == "patches" else default_model(n))
 
 
 def _require_small_delta(config: Config, n: int) -> None:

@@ -135,8 +135,8 @@ class Config:
     )
     test_share: float | None = setting(
         None, group="Data", at_least=0, at_most=0.9, names_branch="changed", on_card=False,
-        shown="0.2 for a folder of classes or a table without a split",
-        help="Share of the data to set aside as the test split if it has none, by person if persons are known.",
+        shown="0.2 for a folder of classes or a Parquet table, 0 for a CSV file; only if no split is named",
+        help="Share of the images to set aside for the test accuracy, by person if persons are known.",
     )
     window: str | None = setting(
         None, group="Data", from_text=centre_and_width, names_branch="changed", on_card=False,

@@ -67,7 +67,7 @@ def test_each_part_has_its_own_first_line(soon: None, clock: Clock, capsys: pyte
         first = capsys.readouterr().err
         assert first == "computing features: 2 of 8, 17/s, about 1 s left\n", "too early for a line about training"
         clock.pass_by(0.04)
-        clock.pass_by(20.0)
+        clock.pass_by(screen.NEXT_LINE - 5)
         assert capsys.readouterr().err == "training: 1 of 3, epsilon 2.99 charged\n", "one line; the next is due later"
 
 

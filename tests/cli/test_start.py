@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +53,29 @@ def test_a_verb_imports_no_slow_module_that_it_does_not_need(
     modules = json.loads(ran.stderr.strip().splitlines()[-1])
     assert "dpvision.cli" in modules
     assert set(SLOW) & set(modules) <= set(NEEDED[words])
+
+
+def test_what_has_left_is_read_without_torch(tmp_path: Path) -> None:
+    """Reports, comparisons, signatures and the account of a finished run."""
+    environ = {**os.environ, "DPVISION_HOME": str(tmp_path / "home")}
+
+    def imported(*words: str, good: bool = True) -> set[str]:
+        command = [sys.executable, "-c", SCRIPT, *words]
+        ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        assert (ran.returncode == 0) == good, ran.stderr
+        return set(json.loads(next(line for line in ran.stderr.splitlines() if line.startswith("["))))
+
+    assert "torch" in imported("train", "digits", "--epsilon", "3", "--out", "run")
+    assert "torch" not in imported("sign", "run", "--key", "signer", "--new-key")
+    for words in (("verify", "run", "--key", "signer.pub"), ("report", "run"), ("board", "run"), ("ledger", "digits")):
+        assert "torch" not in imported(*words), words
+    for words in (
+        ("train", "no.npz", "--epsilon", "3"),
+        ("train", "digits"),
+        ("audit", "no"),
+        ("predict", "run", "no"),
+    ):
+        assert "torch" not in imported(*words, good=False), words
 
 
 @pytest.mark.parametrize(("n", "epsilon"), [(1000, 3.0), (60_000, 1.0)])

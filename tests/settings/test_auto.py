@@ -16,7 +16,7 @@ from dpvision.private.training.choice import choose_encoder, choose_recipe, widt
 from dpvision.private.training.prepare import prepare_read
 from dpvision.settings import auto
 from dpvision.settings.auto import Numbers, choose
-from dpvision.settings.plan import complete
+from dpvision.settings.plan import complete, plan_training
 from dpvision.settings.recipes import RECIPES, recipe
 from dpvision.settings.setting import to_dict
 from dpvision.settings.training import FROM_WEIGHTS, Config, merge
@@ -125,6 +125,28 @@ def test_a_prepared_run_names_the_resolved_recipe(monkeypatch: pytest.MonkeyPatc
     assert "auto" not in to_dict(prepared.config)["recipe"]
     by_name = replace(recipe("linear-centred"), epsilon=3.0, n=400)
     assert prepare_read(images(300, (1, 12, 12)), by_name, source="arrays").config.hash() == prepared.config.hash()
+
+
+def test_widths_are_those_of_the_models() -> None:
+    for shape in ((1, 8, 8), GREY, COLOUR, (1, 90, 70)):
+        small = ["linear", "linear-centred"] if min(shape[1:]) >= auto.SMALL_SIDE else ["linear-centred"]
+        larger = ["scatter-linear", "scatter-linear-centred", "patches-256", "patches-1024"]
+        names = [*small, *(larger if min(shape[1:]) >= auto.SMALL_SIDE else ())]
+        names += ["patches-256@64", "scatter-linear-centred@32"] if min(shape[1:]) > auto.FEATURE_SIDE else []
+        assert {name: auto.width_of(name, shape) for name in names} == {name: width_of(name, shape) for name in names}
+    assert auto.width_of("dinov2-vits14", COLOUR) is None
+
+
+@pytest.mark.parametrize(("n", "shape"), [(60, (1, 8, 8)), (70, GREY)])
+def test_a_plan_without_data_is_that_of_the_run(
+    n: int, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DPVISION_HOME", str(tmp_path))
+    run = prepare_read(images(n, shape), Config(epsilon=3.0, recipe="auto"), source="arrays").config
+    planned = plan_training(Numbers(n=n, shape=shape, epsilon=3.0), width=lambda m: auto.width_of(m, shape) or 0)
+    same = ("recipe", "model", "chosen_by", "n", "batch", "steps")
+    assert {name: planned[name] for name in same} == {name: getattr(run, name) for name in same}
+    assert run.sigma == pytest.approx(planned["sigma"], rel=1e-3)
 
 
 def test_minutes_are_refused_where_they_would_do_nothing() -> None:

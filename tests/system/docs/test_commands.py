@@ -28,8 +28,9 @@ OF_OTHERS = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_can_be_given(page: str) -> None:
+def test_every_command_can_be_given(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsed, not run: verb, options, and the kinds of their values."""
+    monkeypatch.setattr("os.path.lexists", lambda path: True)  # of the files that the pages name, few are here
     for place, words, whole in commands(page):
         words = [w for w in words if w not in ("...", "--help", "--debug")]
         if words[:1] == ["VERB"]:

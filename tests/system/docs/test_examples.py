@@ -25,6 +25,13 @@ def test_persons_have_two_or_three_images_of_one_class() -> None:
     assert all(len(set(labels[persons == person])) == 1 for person in range(len(sizes)))
 
 
+def test_a_repeated_image_is_used_once() -> None:
+    images = np.zeros((5, 2, 2, 3), dtype=np.uint8)
+    images[:, 0, 0, 0] = [3, 1, 3, 2, 1]
+    kept, labels = runpy.run_path(str(EXAMPLE))["without_copies"](images, np.arange(5))
+    assert kept[:, 0, 0, 0].tolist() == [3, 1, 2] and labels.tolist() == [0, 1, 3]
+
+
 def test_the_whole_afternoon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

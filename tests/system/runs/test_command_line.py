@@ -90,8 +90,10 @@ def test_help_and_plan_are_quick(words: tuple[str, ...]) -> None:
         (("train", "nowhere.npz", "--epsilon", "3"), 3, "nowhere.npz"),
         (("train", "digits", "--epsilon", "3", "--unit", "person"), 2, "person"),
         (("train", "digits", "--epsilon", "3", "--budget", "1"), 4, "budget"),
-        (("resume", "nowhere"), 2, "not the folder of a run"),
-        (("eval", "nowhere", "digits"), 3, "no released model"),
+        (("resume", "nowhere"), 3, "no such file or folder"),
+        (("eval", "nowhere", "digits"), 3, "no such file or folder"),
+        (("eval", ".", "digits"), 3, "no released model"),
+        (("resume", "."), 2, "not the folder of a run"),
         (("plan", "--n", "100"), 2, "--epsilon"),
         (("recipes", "show"), 2, "name of a recipe"),
         (("check", "/dev/null"), 3, "/dev/null"),
@@ -132,7 +134,7 @@ def test_train_tells_the_guarantee_and_writes_everything(trained: tuple[Path, Pa
         "test accuracy" in out
         and "Anyone who sees this model" in out
         and "read from the data" in out
-        and "NEW account" in out
+        and "a new account" in out
     )
     for name in ("card.md", "card.json", "report.html", "weights.safetensors", "config.toml", "ledger.jsonl"):
         assert (folder / "run" / name).stat().st_size
