@@ -37,7 +37,8 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def arithmetic() -> Iterator[None]:
     """Reset what a verb on a device sets for the whole process (dpvision/models/device.py), a module's fixtures included."""
     yield
-    torch.use_deterministic_algorithms(False)
+    if torch.are_deterministic_algorithms_enabled():  # the call imports torch's compiler, for seconds
+        torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     cudnn: Any = torch.backends.cudnn
     cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False

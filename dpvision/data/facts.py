@@ -257,7 +257,10 @@ def index_persons(ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     kinds = {array.dtype.kind in "US" for array in ids.values()}
     if len(kinds) > 1:
         raise Refusal("has person ids that are text in one split and numbers in another. Fix: use one of the two.")
-    _, indices = np.unique(np.concatenate([array.reshape(-1) for array in ids.values()]), return_inverse=True)
+    values = [array.reshape(-1) for array in ids.values()]
+    if np.result_type(*values).kind == "f":  # int64 and uint64, which float64 would round
+        values = [array.astype(object) for array in values]
+    _, indices = np.unique(np.concatenate(values), return_inverse=True)
     ends = np.cumsum([array.size for array in ids.values()])[:-1]
     return dict(zip(ids, np.split(indices.astype(np.int64, copy=False), ends), strict=True))
 

@@ -171,6 +171,24 @@ def test_the_home_is_that_of_the_ledgers(own_home: Path, monkeypatch: pytest.Mon
     assert image_cache._folder() == home() / "images"
 
 
+def test_a_table_in_another_order_does_not_mix_up_what_is_stored(tmp_path: Path, decoded: list[bytes]) -> None:
+    """Images, labels and persons of each line stay together, whichever lines were read and stored before."""
+    source = save_csv(tmp_path / "set", good_arrays(persons=True))
+    lines = source.read_text("utf-8").splitlines()
+    orders = [lines[1:], lines[:0:-1], lines[2:] + lines[1:2]]
+    records = []
+    for order in orders:
+        source.write_text("\n".join([lines[0], *order]) + "\n", "utf-8")
+        for _ in range(2):  # stored, and read from there
+            part = load(source).train
+            assert part.persons is not None and part.originals is not None
+            columns = (part.images, part.labels, part.persons, part.originals)
+            records.append(
+                sorted((i.tobytes(), int(k), int(p), o.tobytes()) for i, k, p, o in zip(*columns, strict=True))
+            )
+    assert all(other == records[0] for other in records)
+
+
 @pytest.mark.parametrize("kind", ["a table with persons", "classes without a split", "dicom"])
 def test_a_second_reading_finds_the_same_records(kind: str, tmp_path: Path, decoded: list[bytes]) -> None:
     """Whatever is stored: images, classes, persons and the test split are those of the first reading."""

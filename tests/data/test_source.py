@@ -88,6 +88,15 @@ def test_npz_forms_of_the_same_data(tmp_path: Path) -> None:
     assert fingerprint(load(save_npz(tmp_path / "other.npz", other)).train) == want
 
 
+def test_person_ids_of_two_integer_types_are_not_rounded(tmp_path: Path) -> None:
+    """numpy joins int64 and uint64 as float64, in which large ids of different persons would be equal."""
+    arrays = good_arrays()
+    arrays["train_persons"] = 2**60 + np.arange(len(arrays["train_labels"]))
+    arrays["test_persons"] = (2**60 + np.arange(len(arrays["test_labels"]))).astype(np.uint64)
+    data = load(save_npz(tmp_path / "a.npz", arrays))
+    assert data.train.persons.tolist() == list(range(12)) and data.test.persons.tolist() == list(range(6))
+
+
 def test_npz_of_the_size_of_cifar_is_fast(tmp_path: Path) -> None:
     from time import process_time
 

@@ -18,7 +18,8 @@ from dpvision.cli.app import app
 from dpvision.core import accountant
 from dpvision.data import load
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError, PrivacyWarning
-from dpvision.estimators import PrivateImageClassifier, account_of, ledger
+from dpvision.estimators import PrivateImageClassifier, _scale, account_of, ledger
+from dpvision.private.accounts.overlap import raw_digests
 from dpvision.released.folder import read_release
 from dpvision.released.learners import DiscriminantLearner
 from dpvision.released.report import card
@@ -112,6 +113,29 @@ def test_values_are_scaled_by_public_bounds_alone() -> None:
         result.predict(x[:5, :, :4])
     with pytest.raises(ValueError, match="reshape"):
         classifier().fit(np.zeros((4, 8, 8, 2)), [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint16", "int8", "float64"])
+def test_bytes_in_another_type_are_refused_or_need_bounds(kind: str) -> None:
+    """Only uint8 means 0 to 255; with bounds, any numbers are the same images on the same account."""
+    x, y = digits()
+    other = (x[:60] // 3).astype(kind)  # int8 ends at 127
+    with pytest.raises(ValueError, match=r"is not uint8\. Fix: pass `bounds`"):
+        classifier().fit(other, y[:60])
+    scaled = _scale(other, (0, 255))
+    assert scaled.dtype == np.float32 and np.array_equal(scaled, ((x[:60] // 3) / 255).astype(np.float32))
+    assert raw_digests(other)[1] == raw_digests(x[:60] // 3)[1]
+    with pytest.raises(ConfigError, match="an account is that of uint8 or float32"):
+        account_of(other)
+
+
+@pytest.mark.parametrize("kind", ["bool", "uint8", "int64", "uint16", "float16", "float64"])
+def test_images_of_two_values(kind: str) -> None:
+    """Zeros and ones are black and white in every type but uint8, where they are two dark greys."""
+    x = (digits()[0][:60] > 7).astype(kind)
+    scaled = _scale(x, None)
+    assert scaled.dtype == (np.uint8 if kind == "uint8" else np.float32) and np.array_equal(scaled, x.astype(float))
+    assert raw_digests(x)[2] == raw_digests(x.astype(np.float32))[2]
 
 
 def test_more_than_was_asked_for_is_refused() -> None:

@@ -57,6 +57,21 @@ def call(*words: str | Path | float) -> None:
     app([str(word) for word in words], exit_on_error=False, print_error=False, result_action="return_value")
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint8", "uint16", "bool", "float16", "float64", ">f4"])
+def test_features_of_other_types_are_the_same_rows_or_refused(kind: str, tmp_path: Path, own_home: Path) -> None:
+    """Numbers that float16 holds exactly: one account for all types of floats, and no other type is read."""
+    rows = np.random.default_rng(0).integers(1, 200, (40, WIDTH)) / 8
+    parts = {"train_features": rows.astype(kind), "test_features": rows[:4].astype(kind)}
+    source = write_features(tmp_path / "other.npz", count=40, **parts, test_labels=np.arange(4))
+    if np.dtype(kind).kind != "f":
+        with pytest.raises(DataError, match="Fix: save features as float32"):
+            load_rows(str(source))
+        return
+    usual = write_features(tmp_path / "usual.npz", count=40, train_features=rows.astype(np.float32))
+    ours, known = load_rows(str(source)).train, load_rows(str(usual)).train
+    assert ours.images.dtype == np.float32 and identify(ours) == identify(known)
+
+
 def test_the_verb_from_features_to_predictions(tmp_path: Path, own_home: Path, capsys: Any) -> None:
     data, out = write_features(tmp_path / "f.npz"), tmp_path / "run"
     call("train", data, "--epsilon", 8, "--classes", CLASSES, "--out", out)

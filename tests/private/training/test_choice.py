@@ -42,6 +42,21 @@ def test_minutes_count_the_declared_number_of_images(tmp_path: Path, monkeypatch
     assert prepare_read(load(source), config, source="same").config.model == "linear-centred"
 
 
+def test_persons_are_counted_as_declared(tmp_path: Path) -> None:
+    """With one person more, and with images of any number, the choice and its reason are the same."""
+    texts = set()
+    for persons, images in ((100, 2), (101, 2), (100, 5)):
+        count = persons * images
+        source = _write(tmp_path / f"{persons}-{images}.npz", train=count, test=10)
+        with np.load(source) as arrays:
+            owners = {"train_persons": np.arange(count) % persons, "test_persons": 1000 + np.arange(10)}
+            np.savez(source, **arrays, **owners)
+        config = Config(recipe="auto", epsilon=3.0, unit="person", n=100)
+        texts.add(str(to_dict(prepare_read(load(source), config, source="same").config)))
+    (text,) = texts
+    assert "100 units" in text
+
+
 def test_minutes_need_a_public_number_of_images(tmp_path: Path) -> None:
     source = _write(tmp_path / "a.npz", train=40, test=10)
     with pytest.raises(ConfigError, match="--minutes with --unit person"):

@@ -11,7 +11,7 @@ from dpvision.data import Split
 from dpvision.models.inputs import Inputs
 from dpvision.private.engine import ClippedSum
 from dpvision.private.training.network import each_loss
-from dpvision.private.training.private_sum import fetcher, group_by_person
+from dpvision.private.training.private_sum import count_units, fetcher, group_by_person
 from dpvision.views import Views
 
 
@@ -19,6 +19,10 @@ def test_a_persons_images_are_found_whatever_the_ids() -> None:
     persons = np.array([7, 2, 7, 9, 2, 7])
     images = group_by_person(persons)
     assert [sorted(images(u)) for u in range(3)] == [[1, 4], [0, 2, 5], [3]]
+    split = Split(np.zeros((6, 2, 2, 1), np.uint8), np.zeros(6, np.int64), persons)
+    assert count_units(split, "person") == 3, "the other numbers are persons of the test split"
+    _, _, counts = fetcher(split, "person", Inputs(split), None)(np.arange(3), 0)
+    assert counts == [2, 3, 1]
 
 
 @pytest.mark.parametrize("physical", [None, 16])

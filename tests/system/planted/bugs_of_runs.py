@@ -13,7 +13,7 @@ TRAIN, LOOP, PREPARE, NETWORK, STEPS, CONFIG, COMPUTED = (
     "dpvision.settings.training",
     "dpvision.settings.plan",
 )
-GATE = "dpvision.core.gate"
+GATE, STATE = "dpvision.core.gate", "dpvision.private.training.state"
 MIXTURES, LINKS = "dpvision.private.statistics.mixtures", "dpvision.private.training.links"
 TUNE, ASSISTANT, ENCODERS, MAKING = (
     "dpvision.private.training.tune",
@@ -129,6 +129,19 @@ BUGS_OF_RUNS = (
         by="kept features",
     ),
     _bug(
+        45, "kept features of the same images in another order", "digests of a set where the order counts",
+        (NETWORK, "return identify(split)[1], str(self", "return identify(split)[0], str(self"), by="kept features",
+    ),
+    _bug(
+        45, "kept rows of an encoder of the same images in another order", "digests of a set where the order counts",
+        (ENCODERS, 'return identify(split)[1], "rows"', 'return identify(split)[0], "rows"'), by="kept features",
+    ),
+    _bug(
+        45, "data named by its labels in any order", "digests of a set where the order counts",
+        ("dpvision.data.dataset", 'np.ascontiguousarray(values, dtype="<i8")',
+         'np.ascontiguousarray(np.sort(values), dtype="<i8")'), by="branches",
+    ),
+    _bug(
         46, "test images among the units of a training run", "splits joined before training",
         (PREPARE, "complete = config.complete(", WITH_TEST + "complete = config.complete("), by="held out, fetched",
     ),
@@ -171,9 +184,19 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         47, "a state that nobody signed goes on with the same noise", "a check that passes what it does not find, CWE-347",
-        ("dpvision.private.training.state", 'if key is not None and header.get("signature") != key.sign(header["digest"]):',
+        (STATE, 'if key is not None and header.get("signature") != key.sign(header["digest"]):',
          'if key is not None and header.get("signature") not in (None, key.sign(header["digest"])):'),
         by="resume",
+    ),
+    _bug(
+        47, "changed before the first checkpoint, it goes on with the same noise", "noise reused after a resume or a fork",
+        (STATE, "if key and state.branch and config.hash() == before.hash() and",
+         "if key and state.branch and (config.hash() == before.hash() or not state.step) and"), by="resume",
+    ),
+    _bug(
+        47, "a charge without a saved step is not on the path", "Opacus save_checkpoint (analogue)",
+        (STATE, "path=(*state.path, charged_here(state)) if state.branch else",
+         "path=(*state.path, charged_here(state)) if state.branch and state.step else"), by="resume",
     ),
     _bug(
         48, "rows of a release drawn at a rate by the true number of images", "opacus #571, #819 (analogue)",

@@ -46,6 +46,7 @@ from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Preparation, Rows
 from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled
 from dpvision.errors import BudgetSpent, DataError, UnsafeLayer
+from dpvision.private.accounts.accounts import read_accounts
 from dpvision.private.engine import ClippedSum, refuse_unsafe
 from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures, RandomWeights
@@ -305,29 +306,34 @@ def _ledger(_seed: int) -> list[str]:
 
 
 def _resume(_seed: int) -> list[str]:
-    """A run that is stopped and resumed with another batch: all of its steps are in what it says it tells.
+    """A run that is stopped and resumed with another batch or rate: all of its steps are in what it says it tells.
 
     Before, its state is put in another's place who could not sign it: that one must not go on under the same noise.
+    It is stopped after two steps, and before the first one, when it is charged and no step of it is saved.
     """
     records = Mechanism(_two_ranks, (8, 8, 1), np.uint8, every_class=True).records(12, 0)
-    with folder() as path:
-        os.environ["DPVISION_HOME"] = str(path / "home")
-        np.savez(path / "data.npz", train_images=records.x, train_labels=records.labels)
-        config = Config(model="linear", epsilon=3.0, n=12, batch=6, steps=4, budget=1e4, lr=0.1)
-        prepared = train.prepare(str(path / "data.npz"), config)
-        run = train.begin(prepared, path / "run")
-        asked = iter([False, False, True])
-        train.proceed(run, prepared, stop=lambda: next(asked))
-        own = run.state.read_bytes()
-        header = {k: v for k, v in safetensors.read(run.state).header.items() if k not in ("digest", "signature")}
-        run.state.write_bytes(safetensors.dump(load_file(run.state), header))
-        with suppress(DataError):
-            train.proceed(run, train.reopen(run))
-            return ["a state that nobody signed goes on under the same noise"]
-        run.state.write_bytes(own)
-        outcome = train.proceed(run, train.reopen(run, {"batch": 3}))
-    steps = [event.steps for event in parts(outcome.event) if isinstance(event, PoissonGaussian)]
-    return [] if steps == [4, 2] else [f"4 steps were charged, then 2, and it tells of {steps}"]
+    for done in (2, 0):
+        with folder() as path:
+            os.environ["DPVISION_HOME"] = str(path / "home")
+            np.savez(path / "data.npz", train_images=records.x, train_labels=records.labels)
+            config = Config(model="linear", epsilon=3.0, n=12, batch=6, steps=4, budget=1e4, lr=0.1)
+            prepared = train.prepare(str(path / "data.npz"), config)
+            run = train.begin(prepared, path / "run")
+            asked = iter([False] * done + [True])
+            train.proceed(run, prepared, stop=lambda asked=asked: next(asked))  # type: ignore[misc]
+            own = run.state.read_bytes()
+            header = {k: v for k, v in safetensors.read(run.state).header.items() if k not in ("digest", "signature")}
+            run.state.write_bytes(safetensors.dump(load_file(run.state), header))
+            with suppress(DataError):
+                train.proceed(run, train.reopen(run))
+                return ["a state that nobody signed goes on under the same noise"]
+            run.state.write_bytes(own)
+            outcome = train.proceed(run, train.reopen(run, {"batch": 3} if done else {"lr": 0.05}))
+            charged = len(read_accounts(run.facts()).first.account().charges)
+        steps = [event.steps for event in parts(outcome.event) if isinstance(event, PoissonGaussian)]
+        if steps != [4, 4 - done] or charged != 2:
+            return [f"4 steps were charged, then {4 - done}, and it tells of {steps} and {charged} charges"]
+    return []
 
 
 def _chosen_later(_seed: int) -> list[str]:

@@ -5,7 +5,7 @@ any data            given the noisy results, all that is public is the same for 
 held out            the test and validation splits move no sum and no released number but their own accuracy
 fetched             the images that reach a clipped sum are those of the training split, each unit whole
 declared            with declared facts, nothing of a plan depends on the data: size, labels, pixels or persons
-kept features       rows served from $DPVISION_HOME are those of the images at hand, whatever was kept there before
+kept features       rows served from $DPVISION_HOME are those of the images at hand, in their order, whatever was kept there before
 law of tuning       the number of trials and the candidates follow the law that is charged; the best is released
 branches            every setting, and whatever else shapes a result, is in the name of its noise
 accounts            opened and charged with the budget and the unit that were asked for
@@ -264,10 +264,11 @@ def _of_head(head: str, path: Path) -> Config:
 
 
 def kept_features(seed: int) -> list[str]:
-    """Two data sets of one shape, size and labels, trained on and released one after the other in one home."""
+    """A data set and the same images in another order, trained on and released one after the other in one home."""
     rng = np.random.default_rng(seed)
     labels = np.arange(16) % CLASSES
-    results = [Records(rng.integers(0, 256, (16, SIDE, SIDE, 1), dtype=np.uint8), labels) for _ in range(2)]
+    first = Records(rng.integers(0, 256, (16, SIDE, SIDE, 1), dtype=np.uint8), labels)
+    results = [first, Records(first.x[::-1].copy(), labels[::-1].copy())]
     with home() as path:
         for turn, data in enumerate(results):
             source = write(path, data, held_out=turn)
@@ -478,6 +479,13 @@ def branches(_seed: int) -> list[str]:
         "first weights": (replace(first, branch="", weights=zero + 1), base, asked),
         "none": (replace(first, branch=""), base, asked),
     }
+    # A run that was killed before its first checkpoint is charged, and no step of it is saved.
+    unsaved = replace(first, step=0)
+    changed |= {
+        "step 0": (unsaved, base, asked),
+        "step 0, settings": (unsaved, replace(base, lr=9.0), asked),
+        "step 0, other settings": (unsaved, replace(base, clip=9.0), asked),
+    }
     found_names = [branch_name(state, config, **more) for state, config, more in changed.values()]
     found_names.append(branch_name(first, base, **asked))
     if len(set(found_names)) < len(found_names):
@@ -500,17 +508,19 @@ NAMES: dict[str, Callable[[np.ndarray], object]] = {
 
 
 def _unnamed_places() -> list[str]:
-    """Every number of what shapes a result is in a name, wherever it stands and however many there are."""
+    """Every number of what shapes a result is in a name, with its place, wherever it is and however many there are."""
     x = np.zeros((ROWS, ROW), np.float32)
-    places = [0, *np.sort(np.random.default_rng(0).choice(x.size, 6)).tolist(), x.size - 1]
+    rng = np.random.default_rng(0)
+    columns = [0, *rng.choice(np.arange(1, ROW - 1), 6, replace=False).tolist(), ROW - 1]  # a set of images has no rows
+    places = (ROW * np.array([0, *np.sort(rng.choice(ROWS, 6)), ROWS - 1]) + columns).tolist()
     for what, name in NAMES.items():
         names = [name(x)]
         for place in places:
             x.reshape(-1)[place] = 1
             names.append(name(x))
             x.reshape(-1)[place] = 0
-        if names[0] in names[1:] or name(x) != names[0]:
-            return [f"{what}: a number can change without another name"]
+        if len(set(names)) < len(names) or name(x) != names[0]:
+            return [f"{what}: a number can change, or change places, without another name"]
     return []
 
 
