@@ -164,7 +164,7 @@ def release(
     confirm: Confirm = False,
     json: Json = False,
 ) -> None:
-    """Compute the noise of a release, and the best degree of its mixtures, without data.
+    """Compute the noise of a release without data, and the degree of mixtures that biases a linear model least.
 
     Example: `dpvision plan release --n 60000 --epsilon 1 --classes 10`
     """
@@ -236,6 +236,8 @@ def show_training(
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
             **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             **_input_rows(config),
+            "objective": f"mean cross-entropy, by gradient descent with learning rate {config.lr:.4g}"
+            + (f", momentum {config.momentum:g}" if config.momentum else ""),
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
             if sampler.rate < 1
             else f"every {config.unit} in every step",

@@ -313,7 +313,7 @@ def test_the_command_line_charges_refuses_and_counts_apart(verb: str, tmp_path: 
     )
     data, copy = write(tmp_path / "data.npz", **digits(slice(0, 300))), as_rgb(tmp_path)
     code, out, err = command(verb, data, *small, "--out", tmp_path / "first", home=home)
-    assert code == 0 and "NEW account" in out, err
+    assert code == 0 and "a new account" in out, err
     code, out, err = command(verb, copy, *small, "--out", tmp_path / "second", home=home)
     assert code == 4 and "has about 100% of these images" in out and "--new-account" in err
     code, out, _ = command("ledger", copy, home=home)
