@@ -68,8 +68,9 @@ def train(
     """Train an image classifier with differential privacy.
 
     Only the data set and epsilon are required. All other settings have defaults, are computed from public numbers, or
-    come from a recipe. The plan is printed first, and the data set's ledger is charged before training starts. To use
-    several worker processes, run `torchrun --nproc-per-node 2 -m dpvision -- train ...`.
+    come from a recipe. The defaults shown are those of the recipe `default`; what the recipe `auto` chooses is in the
+    plan, which is printed first. The data set's ledger is charged before training starts. To use several worker
+    processes, run `torchrun --nproc-per-node 2 -m dpvision -- train DATA --epsilon 3`.
 
     If DATA is an .npz with train_features (N, d) instead of images, a linear classifier is fitted to them: see --head.
 

@@ -133,7 +133,7 @@ def calibration(bins: list[dict[str, Any]], *, error: float) -> str:
         upper_part.set_ylim(0, 1)
         upper_part.set_ylabel("accuracy")
         upper_part.yaxis.set_major_formatter(_percent)
-        upper_part.legend(loc="upper left")
+        upper_part.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
         lower_part.bar(middle, [b["images"] for b in bins], width=0.86 * width, color=SECOND, linewidth=0)
         lower_part.set_ylabel("images")
         lower_part.set_xlabel("confidence")

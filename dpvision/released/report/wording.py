@@ -30,9 +30,9 @@ ADD_OR_REMOVE = "add or remove one unit"
 ZERO_OUT = "zero-out: one unit's contribution is replaced by zero; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
 RECONSTRUCTION = (
-    "A reconstruction guesses a record, or names a share of the candidates for it. Whoever would guess right with some "
-    "probability if the record had not been in the data, knowing all other records, guesses right with at most this "
-    "probability although it was."
+    "An attacker who knows all other records guesses a record, or names a share of the candidates for it. If the guess "
+    "would be right with some probability when the record is not in the data, it is right with at most the stated "
+    "probability when the record is in the data."
 )
 ON_FEATURES = (
     "Each row of features is assumed to be computed from a single image by a public network. This was not checked. The "
