@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+
+# Before torch is imported. Two workers with two threads each on two cores take twice the processor time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,8 +39,12 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def arithmetic() -> Iterator[None]:
-    """Reset what a verb on a device sets for the whole process (dpvision/models/device.py), a module's fixtures included."""
+    """Reset what a verb on a device sets for the whole process (dpvision/models/device.py), a module's fixtures included.
+
+    And the number of threads, which a resumed run takes from its folder.
+    """
     yield
+    torch.set_num_threads(1)
     if torch.are_deterministic_algorithms_enabled():  # the call imports torch's compiler, for seconds
         torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]

@@ -92,13 +92,14 @@ def test_changed_before_the_first_step_is_saved(data: Path, tmp_path: Path) -> N
         assert len(parts(outcome.event)) == (2 if change else 1)
 
 
-def test_changed_twice_before_the_first_step_is_saved(data: Path, tmp_path: Path) -> None:
+def test_changed_three_times_before_the_first_step_is_saved(data: Path, tmp_path: Path) -> None:
     prepared = train.prepare(str(data), SETTINGS)
     run = train.begin(prepared, tmp_path / "run")
     train.proceed(run, prepared, stop=until(0))
-    train.proceed(run, train.reopen(run, {"lr": 1.0}), stop=until(0))
-    outcome = train.proceed(run, train.reopen(run, {"lr": 2.0}))
-    assert len(_charges(prepared)) == len({c.id for c in _charges(prepared)}) == 3 == len(parts(outcome.event))
+    for rate in (1.0, 2.0):
+        train.proceed(run, train.reopen(run, {"lr": rate}), stop=until(0))
+    outcome = train.proceed(run, train.reopen(run, {"lr": 3.0}))
+    assert len(_charges(prepared)) == len({c.id for c in _charges(prepared)}) == 4 == len(parts(outcome.event))
 
 
 @pytest.mark.parametrize("step", [0, 2])
