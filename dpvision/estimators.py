@@ -139,6 +139,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
 
     epsilon, delta   privacy budget of one fit; the account of the images (see `account`) bounds all fits together
     recipe           name of a recipe that `dpvision recipes` lists; None: "auto", by public numbers
+    objective        "accuracy", or "balanced" for the mean of the accuracies on each class
     classes          the classes, or their number if they are 0 to k - 1. None: read from y, with a warning
     n                number of images (or persons), as a public number. None: read from X, and stated on the card
     model, lr, steps, batch, clip    individual settings of a run, for a search; None: those of the recipe
@@ -171,6 +172,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         delta: float = 1e-5,
         *,
         recipe: str | None = None,
+        objective: str | None = None,
         classes: Sequence[Any] | int | None = None,
         n: int | None = None,
         model: str | None = None,
@@ -185,7 +187,8 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         device: str = "auto",
         out: str | Path | None = None,
     ) -> None:
-        self.epsilon, self.delta, self.recipe, self.classes, self.n = epsilon, delta, recipe, classes, n
+        self.epsilon, self.delta, self.recipe, self.objective = epsilon, delta, recipe, objective
+        self.classes, self.n = classes, n
         self.model, self.lr, self.steps, self.batch, self.clip = model, lr, steps, batch, clip
         self.settings, self.bounds, self.account, self.budget = settings, bounds, account, budget
         self.device, self.out = device, out
@@ -209,7 +212,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         return self
 
     def _config(self) -> Config:
-        given = self._given("n", "model", "lr", "steps", "batch", "clip", "budget")
+        given = self._given("objective", "n", "model", "lr", "steps", "batch", "clip", "budget")
         if self.device != "auto":
             given["device"] = self.device
         return merge(recipe_of(self.recipe or "auto", epsilon=self.epsilon), given, source="PrivateImageClassifier")
@@ -248,6 +251,7 @@ class PrivateRelease(TransformerMixin, _OnImages):
 
     epsilon, delta   privacy budget of the release
     recipe           name of a release recipe that `dpvision recipes` lists; None: "moments"
+    objective        "accuracy", or "balanced": rows with as many of each class
     encoder, rank, rows, settings    settings of a release, as in `dpvision release`
     classes, n, bounds, account, budget, device, out    as in PrivateImageClassifier; `out` is releases/ by default
 
@@ -264,6 +268,7 @@ class PrivateRelease(TransformerMixin, _OnImages):
         delta: float = 1e-5,
         *,
         recipe: str | None = None,
+        objective: str | None = None,
         classes: Sequence[Any] | int | None = None,
         n: int | None = None,
         encoder: str | None = None,
@@ -276,7 +281,8 @@ class PrivateRelease(TransformerMixin, _OnImages):
         device: str = "auto",
         out: str | Path | None = None,
     ) -> None:
-        self.epsilon, self.delta, self.recipe, self.classes, self.n = epsilon, delta, recipe, classes, n
+        self.epsilon, self.delta, self.recipe, self.objective = epsilon, delta, recipe, objective
+        self.classes, self.n = classes, n
         self.encoder, self.rank, self.rows, self.settings, self.bounds = encoder, rank, rows, settings, bounds
         self.account, self.budget, self.device, self.out = account, budget, device, out
 
@@ -309,7 +315,7 @@ class PrivateRelease(TransformerMixin, _OnImages):
         )
 
     def _config(self) -> Release:
-        given = self._given("n", "encoder", "rank", "rows", "budget")
+        given = self._given("objective", "n", "encoder", "rank", "rows", "budget")
         return with_changes(
             release_recipe(self.recipe or "moments"), check_values(Release, given, source="PrivateRelease")
         )

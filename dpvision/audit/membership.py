@@ -100,7 +100,9 @@ def attack_release(
 ) -> tuple[Membership, dict[str, Floats]]:
     """Attack a classifier trained on released rows by loss threshold; return the success and the scores."""
     classes = len(release.classes)
-    learner = DiscriminantLearner(classes=classes, **describe(release).noise).fit(*read_rows(release.folder))
+    balanced = release.settings.objective == "balanced"
+    learner = DiscriminantLearner(classes=classes, balanced=balanced, **describe(release).noise)
+    learner.fit(*read_rows(release.folder))
     parts = []
     for split in ("train", "test"):
         rows = features_of(release.folder, source, split=split, weights=weights, progress=progress)

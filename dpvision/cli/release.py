@@ -111,7 +111,7 @@ def release(
             return  # only the first process charges the ledger and draws the noise
         card = make(prepared, out, encoded=encoded, test_key=test_key, accounts=accounts, progress=progress)
     for name, value in (card["accuracy"] or {}).items():
-        screen.say(f"test accuracy, {name}: {value:.2%}")
+        screen.say(f"test accuracy, {name}: {value:.2%}; mean over the classes {card['balanced_accuracy'][name]:.2%}")
     say_total(card)
     if card["status"] == "private":
         screen.say(f"wrote {out}: it may be released, with its card.md and README.md")

@@ -267,9 +267,10 @@ def _read_card(path: Path) -> dict[str, Any]:
             raise ValueError(f"its format is {card['format']!r}")
         wrong = [name for name, kind in KEPT.items() if not isinstance(card[name], kind)]
         wrong += [name for name in ("not_covered", "read_off") if not all(isinstance(x, str) for x in card[name])]
-        accuracy = card["accuracy"]
-        if accuracy is not None and not all(isinstance(x, int | float) for x in accuracy.values()):
-            wrong.append("accuracy")
+        for name in ("accuracy", "balanced_accuracy"):  # earlier versions did not state the second
+            shares = card["accuracy"] if name == "accuracy" else card.get(name)
+            if shares is not None and not all(isinstance(x, int | float) for x in shares.values()):
+                wrong.append(name)
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: wrong type")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:

@@ -133,10 +133,12 @@ class ClassMoments:
         factor = np.maximum(0.0, 1.0 - excess / np.maximum(distance, np.finfo(np.float64).tiny))
         return middle + away * factor[:, None]
 
-    def draw(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Draw `count` rows and their classes. The randomness need not be secret."""
+    def draw(
+        self, count: int, rng: np.random.Generator, *, balanced: bool = False
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Draw `count` rows and their classes; `balanced`: equally often. The randomness need not be secret."""
         values, vectors = self.spread
-        labels = rng.choice(len(self.counts), count, p=self.shares)
+        labels = rng.choice(len(self.counts), count, p=None if balanced else self.shares)
         rows = rng.standard_normal((count, len(values)), dtype=np.float32)
         root = (vectors * np.sqrt(values)).T.astype(np.float32)
         return self.means[labels].astype(np.float32) + rows @ root, labels

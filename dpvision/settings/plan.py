@@ -282,7 +282,8 @@ def _complete_head(config: Config, n: int) -> Config:
         config = replace(config, chosen_by=f"auto: {reason}")
     assert head in HEAD_SUMS
     steps = HEAD_SUMS[head] if config.steps is None else config.steps
-    if steps < 2 or (HEAD_SUMS[head] == 2 and steps != 2):
+    counted = config.objective == "balanced" and head in ("descent", "newton")  # one more sum, of class counts
+    if steps < 2 + counted or (HEAD_SUMS[head] == 2 and steps != 2):
         raise ConfigError(
             f"steps is {steps}: the first noisy sum of a head is the mean row, and {head} needs "
             f"{'exactly one more' if HEAD_SUMS[head] == 2 else 'at least one more'}. Fix: leave --steps out."

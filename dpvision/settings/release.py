@@ -11,6 +11,7 @@ from dpvision.core.events import Budget, Event, Gaussian, exposures, split_kind
 from dpvision.core.events import Kind as Exposure
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import (
+    OBJECTIVES,
     REQUIRED,
     centre_and_width,
     check,
@@ -49,9 +50,10 @@ class ReleaseKind:
 
 
 KINDS: dict[str, ReleaseKind] = {
-    "moments": ReleaseKind(frozenset({"share", "counts_share", "class_counts"}), least_rows=20_000),
+    "moments": ReleaseKind(frozenset({"share", "counts_share", "class_counts", "objective"}), least_rows=20_000),
     "mixtures": ReleaseKind(
-        frozenset({"sampling", "degree", "drawn", "balance", "alpha", "most_weight", "class_counts"}), releases=0
+        frozenset({"sampling", "degree", "drawn", "balance", "alpha", "most_weight", "class_counts", "objective"}),
+        releases=0,
     ),
     "merf": ReleaseKind(frozenset({"counts_share"})),
     "hermite": ReleaseKind(frozenset({"counts_share"})),
@@ -74,6 +76,11 @@ class Release:
     kind: str = setting(
         "moments", group="Released rows", option=False, choices=tuple(KINDS),
         help="What is released: noisy moments of each class, noisy mixtures of records, or rows of a published method.",
+    )
+    objective: str = setting(
+        "accuracy", group="Released rows", choices=OBJECTIVES,
+        help="What rows drawn from moments, and the reported classifiers, aim for: accuracy on images like the private "
+        "ones, or in the mean over all classes (balanced: as many rows of each class).",
     )
     encoder: str | None = setting(
         None, group="Model", shown="a downloaded network; else scatter-linear for grey images, patches-256 for colour",

@@ -26,6 +26,8 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 # for every setting added after the first runs; or never, if it does not change the result.
 Names = Literal["always", "changed", "never"]
 REQUIRED = "required"
+# What a classifier is for: its accuracy on images like the private ones, or the mean of its accuracies on each class.
+OBJECTIVES = ("accuracy", "balanced")
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ from typing import Any
 from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import (
+    OBJECTIVES,
     REQUIRED,
     centre_and_width,
     check,
@@ -87,6 +88,10 @@ class Config:
     part: str = setting(
         "all", group="Model", tunable=True, choices=("all", "head", "centred-head", "probe", "bias"),
         help="Which parameters to train; the others keep their initial values.",
+    )
+    objective: str = setting(
+        "accuracy", group="Model", choices=OBJECTIVES, names_branch="changed",
+        help="What to aim for: accuracy on images like the private ones, or in the mean over all classes (balanced).",
     )
     head: str | None = setting(
         None, group="Model", choices=HEADS, shown="auto for features: newton with --public, lda for very little data, "
@@ -326,8 +331,27 @@ class Config:
                 f"canaries is {self.canaries}: it must be 0, or from 2 to {MAX_CANARIES:,}; usually 1,000 or, if "
                 "smaller, the number of weights."
             )
+        if self.objective == "balanced":
+            self._require_one_objective()
         if self.full_batch and self.batch not in (None, self.n):
             raise ConfigError(f"full_batch is set, but batch is {self.batch}. Fix: leave one of them out.")
+
+    def _require_one_objective(self) -> None:
+        """Refuse what has no balanced form: more phases, public gradients, canaries, and ridge regression."""
+        others = {
+            "probe_steps": self.probe_steps or self.probe_share,
+            "assist": self.assist != "none",
+            "canaries": self.canaries,
+        }
+        for name in (name for name, used in others.items() if used):
+            raise ConfigError(
+                f"objective is 'balanced', whose first steps find the shares of the classes, which {name} does not "
+                f"allow. Fix: leave --{name.replace('_', '-')} out, or use --objective accuracy."
+            )
+        if self.head == "moments":
+            raise ConfigError(
+                "objective: the head moments has no balanced form. Fix: use --head descent or --head lda."
+            )
 
     @property
     def views(self) -> int:

@@ -46,6 +46,7 @@ from dpvision.released.moments import (
     ridge_weights,
     within_classes,
 )
+from dpvision.settings.setting import OBJECTIVES
 
 # Without a covariance: the minimum share of a row's squared norm that is attributed to variation within its class.
 MIN_VARIANCE = 1e-3
@@ -89,8 +90,9 @@ def regression_sums(rows: Rows, *, share: float) -> BoundedSum:
 class Discriminant:
     """The linear discriminant, with a private covariance, a public covariance or none.
 
-    `share` is a^2 and `counts_share` is c^2; the class sums get the rest. `ridge` is in units of the noise or, with a
-    public covariance, the ridge of whitening.py.
+    `balanced` states that the classes are equally frequent. With the `objective` "balanced" all classes get the same
+    prior, whatever their frequency. `share` is a^2 and `counts_share` is c^2; the class sums get the rest. `ridge` is
+    in units of the noise or, with a public covariance, the ridge of whitening.py.
     """
 
     releases: ClassVar[int] = 1
@@ -99,6 +101,7 @@ class Discriminant:
     share: float = fraction(0.5)
     counts_share: float = fraction(0.05)
     ridge: float = positive(1.0)
+    objective: str = one_of(*OBJECTIVES)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -135,4 +138,6 @@ class Discriminant:
         else:
             within = max(1.0 - float(priors @ row_norms(means)[:, 0] ** 2), MIN_VARIANCE) / d
             inverted = np.eye(d) / within
+        if self.objective == "balanced":
+            priors = np.full(k, 1.0 / k)
         return discriminant(means, priors, inverted, noise=noise / (b * counts))

@@ -56,7 +56,20 @@ from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import computing, count_threads, use_threads
 
 # The settings that a user can choose; everything else about a head follows from these and from public numbers.
-SETTABLE = {"head", "epsilon", "delta", "unit", "n", "classes", "steps", "clip", "release", "synthetic", "budget"}
+SETTABLE = {
+    "head",
+    "objective",
+    "epsilon",
+    "delta",
+    "unit",
+    "n",
+    "classes",
+    "steps",
+    "clip",
+    "release",
+    "synthetic",
+    "budget",
+}
 SETTABLE |= {
     "chosen_by",
     "licence",
@@ -94,10 +107,13 @@ class PreparedHead:
         assert config.head and config.steps and config.n  # complete
         if config.head in ("descent", "newton"):
             keep = "last" if config.release == "last" else "average"
-            own = {"steps": config.steps - 1, "clip": config.clip, "keep": keep}
+            counted = config.objective == "balanced"  # by one of the sums
+            own = {"steps": config.steps - 1 - counted, "clip": config.clip, "keep": keep}
         elif config.head == "lda":
             enough = config.n * config.epsilon > ENOUGH_FOR_COVARIANCE * self.shape[2]
             own = {"covariance": "public" if self.public.images else "private" if enough else "none"}
+        if config.objective != "accuracy":
+            own["objective"] = config.objective  # refused by a method that has no such setting
         return HeadSetup.of(NAMES[config.head], {"unit": True, "centre": True, **own})
 
     def event(self) -> Gaussian:

@@ -9,6 +9,11 @@ Formal guarantee of `descend`: it reads the rows only in `clipped_gradient`, onc
 takes part in every step, so the event is Gaussian(sigma, steps). The weights, their average and any preconditioner are
 computed from noisy values and public numbers.
 
+With `objective` "balanced", one more release gives the class counts. The logarithms of their shares are added to the
+scores in the gradient (p = softmax(w^T x + log shares)) and left out of the result: weights that would predict the
+classes as frequent as they are then predict them as if all were equally frequent (Menon et al. 2021, arXiv 2007.07314).
+An offset that is the same for all rows changes neither |x| nor the bound on |p - y|, so the sensitivity is the same.
+
 Plain descent: the setting that matters is the total rate r = rate * steps. Since sigma grows like sqrt(steps), the
 noise in the last weights has a standard deviation of r / (1 - momentum) * (sigma / sqrt(steps)) * clip / n in each
 coordinate, independent of the number of steps. Panda et al. 2022 (A New Linear Scaling Rule for Private Adaptive
@@ -36,9 +41,10 @@ import numpy as np
 from dpvision.core.rows import BoundedSum, Floats, Rows, row_norms
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.ranges import below_1, check_ranges, one_of, positive, whole
-from dpvision.private.statistics.row_sums import AddNoise, second_moment
+from dpvision.private.statistics.row_sums import AddNoise, log_shares, second_moment
 from dpvision.private.statistics.whitening import add_ridge
 from dpvision.settings.plan import LARGEST_RATE, NOISE_OF_SCORES
+from dpvision.settings.setting import OBJECTIVES
 
 EMA_DECAY = 0.9
 # Above this, the last bits of a score decide the class, and they may depend on other rows in the same block.
@@ -49,12 +55,12 @@ MAX_TOTAL_RATE = 1e9
 ITERATES = ("average", "ema", "last")
 
 
-def clipped_gradient(rows: Rows, weight: Floats, *, clip: float) -> BoundedSum:
+def clipped_gradient(rows: Rows, weight: Floats, *, clip: float, offset: Floats | float = 0.0) -> BoundedSum:
     """Return sum_i x_i (p_i - y_i)^T min(1, clip / (|x_i| |p_i - y_i|)); a person adds the mean of their summands."""
     total = np.zeros_like(weight)
     for x, y, share in rows.blocks():
         scores = x @ weight
-        error = softmax(scores) - y
+        error = softmax(scores + offset) - y
         norm = row_norms(x) * row_norms(error)
         valid = np.isfinite(norm) & (np.abs(scores).max(1, keepdims=True) < MAX_SCORE)
         clipped = np.where(valid, clip / np.maximum(norm, clip), 0.0)
@@ -77,13 +83,14 @@ class GradientDescent:
     momentum: float = below_1(0.9)
     clip: float = positive(1.0)
     keep: str = one_of(*ITERATES)
+    objective: str = one_of(*OBJECTIVES)
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
     @property
     def releases(self) -> int:
-        return self.steps
+        return self.steps + (self.objective == "balanced")
 
     def rate(self, *, n: int, sigma: float) -> float:
         """Return the rate of one step, from public numbers: r / steps, or the largest with noise NOISE_OF_SCORES."""
@@ -95,7 +102,8 @@ class GradientDescent:
     def fit(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
     ) -> tuple[Floats, Floats | None]:
-        return descend(rows, self, rate=self.rate(n=n, sigma=sigma), n=n, add_noise=add_noise), None
+        offset = offset_of(self, rows, n=n, add_noise=add_noise)
+        return descend(rows, self, rate=self.rate(n=n, sigma=sigma), n=n, add_noise=add_noise, offset=offset), None
 
 
 @dataclass(frozen=True)
@@ -110,20 +118,27 @@ class Newton:
     momentum: float = below_1(0.0)
     clip: float = positive(1.0)
     keep: str = one_of(*ITERATES)
+    objective: str = one_of(*OBJECTIVES)
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
     @property
     def releases(self) -> int:
-        return self.steps
+        return self.steps + (self.objective == "balanced")
 
     def fit(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
     ) -> tuple[Floats, Floats | None]:
         assert public is not None  # setup.py raises an error otherwise, before any charge
         direction = newton_direction(public, classes=rows.classes, ridge=self.ridge)
-        return descend(rows, self, rate=self.rate, n=n, add_noise=add_noise, direction=direction), None
+        offset = offset_of(self, rows, n=n, add_noise=add_noise)
+        return descend(rows, self, rate=self.rate, n=n, add_noise=add_noise, offset=offset, direction=direction), None
+
+
+def offset_of(method: GradientDescent | Newton, rows: Rows, *, n: int, add_noise: AddNoise) -> Floats | float:
+    """Return what is added to the scores in the gradient: by the objective, log shares of the classes or nothing."""
+    return log_shares(rows, n=n, add_noise=add_noise) if method.objective == "balanced" else 0.0
 
 
 def newton_direction(public: Rows, *, classes: int, ridge: float) -> Callable[[Floats], Floats]:
@@ -141,6 +156,7 @@ def descend(
     rate: float,
     n: int,
     add_noise: AddNoise,
+    offset: Floats | float = 0.0,
     direction: Callable[[Floats], Floats] = lambda gradient: gradient,
 ) -> Floats:
     """Return the weights after `method.steps` noisy steps from zero. Sums are divided by the public n."""
@@ -148,7 +164,7 @@ def descend(
     velocity, average, averaged = np.zeros_like(weight), np.zeros_like(weight), 0
     ema, ema_mass = np.zeros_like(weight), 0.0
     for step in range(method.steps):
-        gradient = add_noise(clipped_gradient(rows, weight, clip=method.clip)) / n
+        gradient = add_noise(clipped_gradient(rows, weight, clip=method.clip, offset=offset)) / n
         velocity = method.momentum * velocity + direction(gradient)
         weight = weight - rate * velocity
         if step >= method.steps // 2:

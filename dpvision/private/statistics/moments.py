@@ -87,20 +87,25 @@ class MomentsMechanism:
         return Output(
             _draw_blocks(moments, config),
             files={"moments.safetensors": arrays},
-            learners={"linear discriminant of the moments": fit_discriminant(moments)},
+            learners={"linear discriminant of the moments": fit_discriminant(moments, balanced=is_balanced(config))},
         )
 
     def describe(self, config: Release) -> Description:
         return Description(
             name="moments",
             rows_are="drawn with public randomness from one Gaussian for each class, with one covariance for all",
-            labels=f"{CLASS_NUMBERS}; drawn with public randomness, as the row was",
+            labels=f"{CLASS_NUMBERS}; drawn with public randomness, "
+            + ("equally often each" if is_balanced(config) else "as the row was"),
             hard=True,
             more={"class_counts": "released with noise" if self.class_counts is None else "declared public"},
         )
 
 
-def fit_discriminant(moments: ClassMoments) -> DiscriminantLearner:
+def is_balanced(config: Release) -> bool:
+    return config.objective == "balanced"
+
+
+def fit_discriminant(moments: ClassMoments, *, balanced: bool = False) -> DiscriminantLearner:
     """Fit the linear discriminant to noisy moments in closed form, without rows."""
     learner = fit_moments(
         moments.sums,
@@ -110,6 +115,7 @@ def fit_discriminant(moments: ClassMoments) -> DiscriminantLearner:
         noise_sums=moments.noise_of_sums,
         noise_moment=moments.noise_of_second,
         ridge=RIDGE,
+        balanced=balanced,
     )
     assert isinstance(learner, DiscriminantLearner)
     return learner
@@ -119,4 +125,4 @@ def _draw_blocks(moments: ClassMoments, config: Release) -> Iterator[Block]:
     assert config.rows
     rng = np.random.default_rng(config.seed)
     for start in range(0, config.rows, AT_A_TIME):
-        yield moments.draw(min(AT_A_TIME, config.rows - start), rng)
+        yield moments.draw(min(AT_A_TIME, config.rows - start), rng, balanced=is_balanced(config))

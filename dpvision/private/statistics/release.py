@@ -49,7 +49,7 @@ from dpvision.private.training.choice import choose_encoder
 from dpvision.private.training.private_sum import count_units
 from dpvision.released import folder as folders
 from dpvision.released import report
-from dpvision.released.learners import DiscriminantLearner, LinearLearner
+from dpvision.released.learners import DiscriminantLearner, Learner, LinearLearner
 from dpvision.settings.figures import upper
 from dpvision.settings.release import Release
 from dpvision.settings.setting import reading_options, to_dict, with_share
@@ -231,7 +231,7 @@ def make(
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
             facts["files"] = folders.digest_files(folder)
             if encoded.test is not None:
-                facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, output, description)
+                facts |= accuracies(folder, encoded.test, encoded.classes, output, description, config.objective)
             card = report.write_release(folder, facts, accounts.first.account())
         _destroy_key(key_path)
     return card
@@ -276,15 +276,30 @@ def _require_free(out: Path, key_path: Path) -> None:
     folders.require_free(out)
 
 
-def accuracy(folder: Path, test: Labelled, classes: int, output: Output, description: Description) -> dict[str, float]:
-    """Compute the accuracy on the test split of classifiers that anyone can train from the released folder."""
+def accuracies(
+    folder: Path, test: Labelled, classes: int, output: Output, description: Description, objective: str
+) -> dict[str, dict[str, float]]:
+    """Compute accuracies on the test split of classifiers that anyone can train from the released folder."""
     features, targets = folders.read_rows(folder)
-    learner = DiscriminantLearner(classes=classes, **description.noise).fit(features, targets)
-    accuracies = {"linear discriminant of the rows": float(learner.score(*test))}
+    balanced = objective == "balanced"
+    learners: dict[str, Learner] = {
+        "linear discriminant of the rows": DiscriminantLearner(
+            classes=classes, balanced=balanced, **description.noise
+        ).fit(features, targets)
+    }
     if not output.learners and features.size <= MAX_DESCENT:  # with few rows, a covariance is inaccurate
-        descent = LinearLearner(classes=classes).fit(features, targets)
-        accuracies["softmax regression on the rows"] = float(descent.score(*test))
-    return accuracies | {name: float(fitted.score(*test)) for name, fitted in output.learners.items()}
+        descent = LinearLearner(classes=classes, balanced=balanced)
+        learners["softmax regression on the rows"] = descent.fit(features, targets)
+    guesses = {name: np.asarray(fitted.predict(test[0])) for name, fitted in (learners | dict(output.learners)).items()}
+    return {
+        "accuracy": {name: float((guess == test[1]).mean()) for name, guess in guesses.items()},
+        "balanced_accuracy": {name: mean_recall(guess, test[1]) for name, guess in guesses.items()},
+    }
+
+
+def mean_recall(guesses: NDArray[np.int64], labels: NDArray[np.int64]) -> float:
+    """Return the mean over the classes of the share of their records that are classified correctly."""
+    return float(np.mean([(guesses[labels == k] == k).mean() for k in np.unique(labels)]))
 
 
 def name_of_key(prepared: PreparedRelease, out: Path) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dpvision.core.rows import BoundedSum, Floats, Rows
+from dpvision.released.moments import floor_counts
 
 # A function that adds noise to a bounded sum; in a private fit it is `Gate.next`.
 AddNoise = Callable[[BoundedSum], Floats]
@@ -26,6 +27,20 @@ def sum_of_rows(rows: Rows) -> BoundedSum:
     for x, _, share in rows.blocks():
         total += (x * share).sum(axis=0)
     return BoundedSum(total, 1.0)
+
+
+def class_counts(rows: Rows) -> BoundedSum:
+    """Return the class counts, which one row changes by 1."""
+    return BoundedSum(sum((y * share).sum(axis=0) for _, y, share in rows.blocks()) + np.zeros(rows.classes), 1.0)
+
+
+def log_shares(rows: Rows, *, n: int, add_noise: AddNoise) -> Floats:
+    """Release the class counts, and return the logarithm of the share of each class, none below a minimum.
+
+    Formal guarantee: the counts are read only as one noisy sum, which the event counts; the rest is post-processing.
+    """
+    counts = floor_counts(add_noise(class_counts(rows)), n=n)
+    return np.log(counts / counts.sum())
 
 
 def class_statistics(rows: Rows, *, a: float, b: float, c: float) -> BoundedSum:

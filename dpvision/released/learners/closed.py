@@ -110,7 +110,10 @@ class RidgeLearner(LinearRule):
 
 
 class DiscriminantLearner(LinearRule):
-    """The linear discriminant. `degree`, the mean number of records in a row, scales S to that of single records."""
+    """The linear discriminant. `degree`, the mean number of records in a row, scales S to that of single records.
+
+    If `balanced`, all classes get the same prior, however many rows they have.
+    """
 
     def __init__(
         self,
@@ -120,9 +123,10 @@ class DiscriminantLearner(LinearRule):
         noise_y: float = 0.0,
         degree: float = 1.0,
         ridge: float = 0.3,
+        balanced: bool = False,
     ) -> None:
         self.classes, self.noise_x, self.noise_y = classes, noise_x, noise_y
-        self.degree, self.ridge = degree, ridge
+        self.degree, self.ridge, self.balanced = degree, ridge, balanced
 
     def _check(self) -> None:
         require("noise_x", self.noise_x, least=0)
@@ -143,7 +147,8 @@ class DiscriminantLearner(LinearRule):
         )
         # The variance of the noise in a mean: s_x^2 (undo yy undo)_kk / T.
         noise_of_means = self.noise_x * np.sqrt(np.maximum(np.diag(undo @ avg.yy @ undo), 0.0) / avg.rows)
-        self.weight_, self.bias_ = discriminant(means, shares / shares.sum(), inverted, noise=noise_of_means)
+        priors = np.full(len(shares), 1 / len(shares)) if self.balanced else shares / shares.sum()
+        self.weight_, self.bias_ = discriminant(means, priors, inverted, noise=noise_of_means)
 
 
 def fit_moments(
@@ -158,6 +163,7 @@ def fit_moments(
     noise_moment: float = 0.0,
     ridge: float = 1.0,
     longest: float = 1.0,
+    balanced: bool = False,
 ) -> DiscriminantLearner | RidgeLearner:
     """Fit a learner directly to released moments: class sums, class counts and the second moment, with their noise.
 
@@ -169,8 +175,11 @@ def fit_moments(
                             averaged, as is done here
 
     n is the number of records, if that is public; otherwise the sum of the counts is used. `ridge` is in units of the
-    noise (moments.without_noise_floor); `longest` is the bound on the norm of a row in the release.
+    noise (moments.without_noise_floor); `longest` is the bound on the norm of a row in the release. With `balanced`,
+    the discriminant gives all classes the same prior.
     """
+    if balanced and method == "ridge":
+        raise ConfigError("balanced: ridge regression has no priors. Fix: use method='discriminant'.")
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}: it must be one of {', '.join(METHODS)}.")
     for name, value in (("noise_sums", noise_sums), ("noise_counts", noise_counts), ("noise_moment", noise_moment)):
@@ -198,9 +207,10 @@ def fit_moments(
         )
         learner.bias_ = shares - mean @ learner.weight_
     else:
-        learner = DiscriminantLearner(classes=len(sizes), ridge=ridge)
+        learner = DiscriminantLearner(classes=len(sizes), ridge=ridge, balanced=balanced)
         means, priors = class_means(xy, sizes, longest=longest), sizes / sizes.sum()
         inverted = inverse(within_classes(xx, means, priors), noise=noise, ridge=ridge, least=least)
+        priors = np.full(len(sizes), 1 / len(sizes)) if balanced else priors
         learner.weight_, learner.bias_ = discriminant(means, priors, inverted, noise=noise_sums / sizes)
     learner.classes_, learner.n_features_in_ = np.arange(len(sizes)), len(xy)
     return learner

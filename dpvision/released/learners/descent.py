@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpvision.released.learners.learner import Learner, LinearRule, blocks, require
-from dpvision.released.moments import Floats
+from dpvision.released.moments import Floats, floor_counts
 
 DECAYS, DECAY = (0.4, 0.6, 0.8), 0.1
 
@@ -75,7 +75,10 @@ class _Descent(Learner):
 
 
 class LinearLearner(_Descent, LinearRule):
-    """Softmax regression. The weights start at zero."""
+    """Softmax regression. The weights start at zero.
+
+    If `balanced`, the logarithms of the shares of the classes are subtracted from the scores, as for equal priors.
+    """
 
     def __init__(
         self,
@@ -87,15 +90,19 @@ class LinearLearner(_Descent, LinearRule):
         weight_decay: float = 0.0,
         clamp: bool = True,
         seed: int = 0,
+        balanced: bool = False,
     ) -> None:
         self.classes, self.epochs, self.rate, self.batch = classes, epochs, rate, batch
-        self.weight_decay, self.clamp, self.seed = weight_decay, clamp, seed
+        self.weight_decay, self.clamp, self.seed, self.balanced = weight_decay, clamp, seed, balanced
 
     def _learn(self, x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
         weights = [torch.zeros(x.shape[1], y.shape[1]), torch.zeros(y.shape[1])]
         draws = torch.Generator().manual_seed(int(self.seed))
         self._descend(weights, lambda rows: torch.addmm(weights[1], rows, weights[0]), x, y, draws)
         self.weight_, self.bias_ = (weight.detach().double().numpy() for weight in weights)
+        if self.balanced:
+            sizes = floor_counts(y.mean(axis=0, dtype=np.float64), n=1.0)
+            self.bias_ = self.bias_ - np.log(sizes / sizes.sum())
 
 
 class NetworkLearner(_Descent):

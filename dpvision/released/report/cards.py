@@ -140,6 +140,7 @@ def release_card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
         "data_set": guarantee.total(account),
         **guarantee.overlaps(facts),
         "accuracy": facts.get("accuracy"),
+        "balanced_accuracy": facts.get("balanced_accuracy"),
         "not_covered": wording.not_covered_by_release(facts, fixed_key=not secret)
         + guarantee.not_covered_by_accounts(facts, account),
         "config": config,

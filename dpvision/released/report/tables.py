@@ -155,7 +155,22 @@ def _long(value: Any) -> str:
 
 def release_accuracy(card: dict[str, Any]) -> list[Row]:
     """Return the test accuracy of each classifier that was trained on the released data set."""
-    return [(f"test accuracy: {plain(name)}", percent(share)) for name, share in (card["accuracy"] or {}).items()]
+    return [
+        (f"test accuracy: {plain(name)}", share + (f"; mean over the classes {balanced}" if balanced else ""))
+        for name, share, balanced in learners(card)
+    ]
+
+
+def learners(card: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the classifiers trained on a released data set: name, test accuracy, and its mean over the classes.
+
+    Cards of earlier versions do not state the last, which is then empty.
+    """
+    balanced = card.get("balanced_accuracy") or {}
+    return [
+        (name, percent(share), percent(balanced[name]) if name in balanced else "")
+        for name, share in (card["accuracy"] or {}).items()
+    ]
 
 
 def _guarantee(card: dict[str, Any]) -> list[Row]:

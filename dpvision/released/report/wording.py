@@ -77,6 +77,13 @@ FILES = {
 }
 
 
+def use_moments(card: dict[str, Any]) -> str:
+    """Return Python code for the linear discriminant of released moments, by the release's objective."""
+    if card["config"].get("objective") != "balanced":
+        return USE_MOMENTS
+    return USE_MOMENTS.replace("bias = np.log(shares) - (", "bias = -(")
+
+
 def adjacency(read_off: Sequence[str], *, unit: str) -> str:
     """Return the neighbouring relation: zero-out if the number of units was read from the data, else add or remove."""
     return ZERO_OUT if f"number of {unit}s" in read_off else ADD_OR_REMOVE
@@ -352,7 +359,7 @@ def readme(card: dict[str, Any]) -> str:
     if has_moments(card):
         parts.append(
             "The rows reveal no more than the moments that they were drawn from. A linear classifier can be computed "
-            f"from the moments directly, here the linear discriminant:\n\n```python\n{USE_MOMENTS}\n```"
+            f"from the moments directly, here the linear discriminant:\n\n```python\n{use_moments(card)}\n```"
         )
     noise = {key: mechanism[key] for key in ("noise_x", "noise_y", "degree") if key in mechanism}
     if noise:
