@@ -100,7 +100,7 @@ def training_of(config: Config, *, device: torch.device | str = "cpu") -> Traini
         style=config.clip_style,
         views=views,
         assist=config.assist,
-        hand_over=config.probe_steps or (1 if config.part == "centred-head" else None),
+        hand_over=config.probe_steps or (config.part == "centred-head") + (config.objective == "balanced") or None,
         device=torch.device(device),
         precision="float32" if config.precision == "tf32" and torch.device(device).type == "cpu" else config.precision,
     )

@@ -234,6 +234,7 @@ def show_training(
         {
             **_data(prepared, config.unit),
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
+            **_objective(config),
             **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             **_input_rows(config),
             "objective": f"mean cross-entropy, by gradient descent with learning rate {config.lr:.4g}"
@@ -320,6 +321,7 @@ def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
             if config.unit == "image"
             else f"person (the mean of their rows' contributions); n = {config.n:,} persons",
             **({"chosen by": config.chosen_by} if config.chosen_by else {}),
+            **_objective(config),
             "head": f"{config.head}: the mean row, then {config.steps - 1:,} more noisy "
             + ("sum" if config.steps == 2 else "sums"),
             **_input_rows(config),
@@ -360,6 +362,7 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
     table(
         {
             **_data(prepared, config.unit),
+            **_objective(config),
             "recipe": f"{config.recipe}: {config.rows:,} rows"
             + (f" of expected degree {config.degree:.4g}, {config.sampling} sampling" if config.degree else ""),
             **({"chosen by": config.chosen_by} if config.chosen_by else {}),
@@ -424,6 +427,12 @@ def _data(prepared: Prepared | PreparedRelease, unit: str) -> dict[str, str]:
         "data": f"{data.name}: images {height}x{width}x{channels}, {len(data.classes)} classes",
         "unit": f"{unit}; n = {config.n:,} {unit}s",
     }
+
+
+def _objective(config: Config | Release) -> dict[str, str]:
+    """Return the row about the objective, if it is not accuracy."""
+    balanced = "balanced: the accuracy in the mean over all classes, rare or frequent"
+    return {"objective": balanced} if config.objective == "balanced" else {}
 
 
 def _guarantee(event: Event, delta: float) -> str:

@@ -16,6 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from dpvision.errors import ConfigError
 
 PIECE = 8
+CLASS_SHARES = "class_shares"  # a parameter of a balanced training run that its model does not use (parts.ClassShares)
 # Images per piece on an accelerator, most of which would be idle with fewer.
 PIECE_ON_DEVICE = 256
 Colours = tuple[float, float, float]
@@ -28,6 +29,7 @@ def split_head(model: nn.Module) -> Featured:
     name = head_name(model)
     *path, last = name.split(".")
     prefix = _copy_shallow(model)
+    prefix._parameters = {name: each for name, each in model._parameters.items() if name != CLASS_SHARES}
     inner = prefix
     for step in path:
         inner._modules[step] = _copy_shallow(inner.get_submodule(step))

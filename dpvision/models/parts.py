@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models.featured import Featured, head_name, split_head
+from dpvision.models.featured import CLASS_SHARES, Featured, head_name, split_head
 
 PARTS = ("all", "head", "centred-head", "probe", "bias")
 CENTRE = "centre"  # the weights that part "centred-head" trains in its first step
+SHARES = "shares"  # the shares of the classes, which the objective "balanced" estimates in one step
+MIN_SHARE = 0.1  # of a class, as a fraction of that of equally frequent classes: a noisy share may be near or below 0
 
 
 def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
@@ -26,14 +28,14 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
     bias           the head and every parameter named bias, in normalisations too (BitFiT, Ben Zaken et al. 2022)
     """
     name = name or type(model).__name__
-    if part not in (*PARTS, CENTRE):
+    if part not in (*PARTS, CENTRE, SHARES):
         raise ConfigError(f"{name}: there is no part {part!r} to train. There are: {', '.join(PARTS)}.")
     centre = {f"{n}.centre" for n, m in model.named_modules() if isinstance(m, Centred)}
     if part in ("centred-head", CENTRE) and not centre:
         raise ConfigError(f"{name}: it does not subtract the mean of its features. Fix: use --part head.")
     frozen = isinstance(model, Featured)
     trainable = {n for n, _ in model.named_parameters() if n not in centre and not (frozen and n.startswith("prefix."))}
-    if part == CENTRE:
+    if part in (CENTRE, SHARES):
         trainable = set()
     chosen = trainable if part == "all" else {n for n in trainable if n.startswith(head_name(model, name=name) + ".")}
     if part in ("centred-head", CENTRE):
@@ -122,6 +124,36 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.normalize(x - self.centre, dim=1)
+
+
+class ClassShares(nn.Module):
+    """The share of each class, zero until it is learned; the outputs of every image are these shares.
+
+    A balanced training run keeps them as a parameter of its model, which the model itself does not use.
+
+    With the loss `share_loss`, the gradient of an image is minus its class as a unit vector. So a single step from zero
+    over all images, with learning rate 1, moves the shares to those of the classes. An image that is not finite has no
+    finite gradient, and adds nothing.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.shares = model.get_parameter(CLASS_SHARES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shares * (1.0 + (0.0 * x).flatten(1).sum(1, keepdim=True))  # NaN for images that are not finite
+
+    def offset(self, outputs: Tensor) -> Tensor:
+        """Return the logarithms of the shares, up to a constant: zero until they are learned."""
+        shares = self.shares.detach().to(outputs)
+        return torch.where(shares.any(), shares.clamp(min=MIN_SHARE / len(shares)).log(), torch.zeros_like(shares))
+
+
+def share_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return minus the output of each image's class; targets are classes or distributions over the classes."""
+    if targets.dim() == 1:
+        return -outputs.gather(1, targets[:, None])[:, 0]
+    return -(outputs * targets).sum(1)
 
 
 class Agreement(nn.Module):

@@ -348,6 +348,12 @@ class Config:
                 f"objective is 'balanced', whose first steps find the shares of the classes, which {name} does not "
                 f"allow. Fix: leave --{name.replace('_', '-')} out, or use --objective accuracy."
             )
+        first = 2 if self.part == "centred-head" else 1
+        if self.steps is not None and self.head is None and self.steps <= first:
+            raise ConfigError(
+                f"steps is {self.steps}, but the objective 'balanced' needs more than {first}: the first ones estimate "
+                "means. Fix: use more --steps."
+            )
         if self.head == "moments":
             raise ConfigError(
                 "objective: the head moments has no balanced form. Fix: use --head descent or --head lda."

@@ -21,7 +21,7 @@ from dpvision.core import files
 from dpvision.core.gate import Gate
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.inputs import Inputs
-from dpvision.models.parts import CENTRE
+from dpvision.models.parts import CENTRE, SHARES
 from dpvision.private.engine import Tally
 from dpvision.private.training import gradient_study, metrics
 from dpvision.private.training.canaries import Canaries
@@ -114,8 +114,8 @@ def train_steps(
             state = replace(state, canaries=state.canaries + canaries.scores(noisy, norm=clipped_sum.sensitivity))
         state = _descend(state, phase.spread(assisted.finish(noisy).float()), config, lr=phase.lr)
         if state.step == phase.end:
-            # The average of weights restarts after the first phase has set the mean of the features.
-            average = state.weights.clone() if phase.part == CENTRE else state.ema
+            # The average of weights restarts after a step that estimated a mean.
+            average = state.weights.clone() if phase.part in (CENTRE, SHARES) else state.ema
             state = replace(state, momentum=torch.zeros_like(state.momentum), ema=average)
 
         # Rank 0 writes the operator's log, metrics and checkpoints.

@@ -4,6 +4,12 @@ Phases depend only on the step number and are fixed before training. All steps a
 and noise of sigma times the clipping norm. Training only the head in the first steps (Tang et al. 2023, Phase II), or
 the mean of the features, changes what is summed but not what it reveals: there is one event, one charge and one noise
 multiplier for all steps.
+
+With the objective "balanced", one more step at the beginning sums the classes as unit vectors, each clipped and noised
+like a gradient, and so estimates the shares of the classes. Afterwards, their logarithms are added to the scores in the
+loss, and left out of the released model (Menon et al. 2021, arXiv 2007.07314): a model that would learn the classes as
+frequent as they are then learns them as if all were equally frequent. The offset is the same for all units and is a
+function of a noisy sum, so it neither changes what bounds a unit nor reveals anything further.
 """
 
 from __future__ import annotations
@@ -21,9 +27,9 @@ from dpvision.data import Split, identify
 from dpvision.errors import LedgerMismatch
 from dpvision.models import Featured, build, load_public, train_only
 from dpvision.models.device import CPU
-from dpvision.models.featured import split_head
+from dpvision.models.featured import CLASS_SHARES, split_head
 from dpvision.models.inputs import Inputs
-from dpvision.models.parts import CENTRE, Agreement, Centred, zero_centres
+from dpvision.models.parts import CENTRE, SHARES, Agreement, Centred, ClassShares, share_loss, zero_centres
 from dpvision.private.engine import STYLES, ClippedSum, Loss, Tally
 from dpvision.private.features import cache
 from dpvision.private.training.public_inputs import PublicInputs
@@ -52,23 +58,30 @@ class Network:
     device: torch.device = CPU
 
     def build(self, *, part: str | None = None) -> nn.Module:
-        """Return a copy of the network with its initial weights; only the trained part, or `part`, is trainable."""
-        built: dict[str, nn.Module] = self.__dict__.setdefault("_built", {})
-        part = part or self.config.part
+        """Return a copy of the network with its initial weights; only `part` is trainable, or all the run trains."""
+        built: dict[str | None, nn.Module] = self.__dict__.setdefault("_built", {})
         if part not in built:
             built[part] = self._build(part)
         return copy.deepcopy(built[part])
 
-    def _build(self, part: str) -> nn.Module:
+    def _build(self, part: str | None) -> nn.Module:
         config, weights = self.config, self.public.weights
         assert config.model
         model = build(config.model, self.shape, classes=self.classes, seed=config.seed)
         if weights and load_public(model, weights) != self.public.weights_digest:
             raise LedgerMismatch(f"{weights}: the weights have changed. Fix: restore the file.")
-        train_only(model, part)
+        train_only(model, part or config.part)
+        if self.balanced:  # a parameter of the run, which the model itself does not use
+            shares = nn.Parameter(torch.zeros(self.classes), requires_grad=part in (None, SHARES))
+            model.register_parameter(CLASS_SHARES, shares)
         if config.part == "centred-head":
             zero_centres(model)
         return model.to(self.device)  # built on the CPU: the same initial weights on every device
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the shares of the classes are estimated first, and then left out of the released model."""
+        return self.config.objective == "balanced"
 
     def split(self, model: nn.Module) -> Featured | None:
         """Return the frozen part and the rest, or None; without views, the frozen part is computed once per image."""
@@ -80,9 +93,18 @@ class Network:
         """Return the module that the clipped sum differentiates (the model, or its unfrozen part) and the loss."""
         parts = self.split(model)
         rest = model if parts is None else parts.rest
+        if part == SHARES:
+            return ClassShares(model), share_loss
         if part != CENTRE:
-            return rest, each_loss
+            return rest, self._loss(model)
         return Agreement(next(m for m in rest.modules() if isinstance(m, Centred))), outputs_as_losses
+
+    def _loss(self, model: nn.Module) -> Loss:
+        """Return the loss of the model's outputs, to which a balanced run adds the logarithms of its class shares."""
+        if not self.balanced:
+            return each_loss
+        shares = ClassShares(model)
+        return lambda outputs, targets: each_loss(outputs + shares.offset(outputs), targets)
 
     def clipped_sum(self, model: nn.Module, loss: Loss, *, clip: Style, watch: Tally | None = None) -> ClippedSum:
         """Return the clipped sum of a learner's gradients as this training run computes it."""
@@ -107,10 +129,10 @@ class Network:
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts of the network that the phases train, in order."""
-        part = self.config.part
+        part, shares = self.config.part, (SHARES,) if self.balanced else ()
         if part == "centred-head":
-            return CENTRE, "head"
-        return ("probe", part) if self.config.probe_steps else (part,)
+            return CENTRE, *shares, "head"
+        return ("probe", part) if self.config.probe_steps else (*shares, part)
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         """Return the shape of the learner's input: an image or a feature row."""
@@ -176,20 +198,23 @@ class Phase:
 
 
 def phases(network: Network) -> list[Phase]:
-    """Return the phases in order; there is only one unless the head or the mean of the features is trained first."""
-    config = network.config
+    """Return the phases in order: what is estimated or trained first, if anything, and then the part of the run."""
+    config, in_order = network.config, list[Phase]()
     assert config.steps
+    for part in network.parts[:-1]:
+        if part in (CENTRE, SHARES):  # a mean, in a single step
+            first = len(in_order)
+            in_order.append(_phase(network, first, first + 1, part=part, lr=_rate_of_mean(config)))
     if config.part == "centred-head":
-        mean = _phase(network, 0, 1, part=CENTRE, lr=_rate_of_mean(config))
-        rest = _phase(network, 1, config.steps, part="head", lr=config.lr)
+        rest = _phase(network, len(in_order), config.steps, part="head", lr=config.lr)
         assert isinstance(rest.learner, nn.Sequential)
         centred, head = rest.learner
-        return [mean, replace(rest, before=centred, learner=head)]
-    in_order = []
+        return [*in_order, replace(rest, before=centred, learner=head)]
     if config.probe_steps:
         in_order.append(_phase(network, 0, config.probe_steps, part="probe", lr=config.probe_lr or config.lr))
     if config.probe_steps < config.steps:
-        in_order.append(_phase(network, config.probe_steps, config.steps, part=config.part, lr=config.lr))
+        first = config.probe_steps or len(in_order)
+        in_order.append(_phase(network, first, config.steps, part=config.part, lr=config.lr))
     return in_order
 
 

@@ -26,9 +26,9 @@ from dpvision.data import RULE, Dataset, Split, identify, load
 from dpvision.errors import ConfigError
 from dpvision.models.cost import Described, Prediction, count, predict
 from dpvision.models.device import find_device, fix_arithmetic
-from dpvision.models.featured import require_head_last
+from dpvision.models.featured import CLASS_SHARES, require_head_last
 from dpvision.models.inputs import Inputs, to_tensor
-from dpvision.models.parts import CENTRE
+from dpvision.models.parts import CENTRE, SHARES
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.persons import require_one_person_each, require_persons
 from dpvision.private.engine import Public
@@ -148,7 +148,7 @@ class Prepared:
         config = self.config
         passes = (config.views, config.one_view, config.as_it_is, config.physical, config.batch)
         network = (config.model, config.part, bool(config.probe_steps), config.precision)
-        return (*network, config.assist, config.unit, config.clip, config.clip_style, *passes)
+        return (*network, config.objective, config.assist, config.unit, config.clip, config.clip_style, *passes)
 
     def require_certificate(self) -> None:
         """Require, by a test on random images, that no layer mixes images and that every clipped sum is right.
@@ -185,6 +185,9 @@ class Prepared:
         """Return the arguments of the test of one part of the network."""
         config, network = self.config, self.network
         model = network.build(part=part)
+        if network.balanced and part != SHARES:  # as in the run, where the step before has learned them
+            shares = model.get_parameter(CLASS_SHARES)
+            shares.data.copy_(torch.linspace(1, 2, len(shares)) / len(shares))
         shape, learner = network.input_shape(model), network.learner(model, part=part)
         options = {"engine": network.clipped_sum, "style": network.style, "public": WAYS[config.assist].shaped_by}
         views = [config.views]

@@ -31,6 +31,7 @@ from dpvision.core.events import Event, from_json, to_json
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
+from dpvision.models.featured import CLASS_SHARES
 from dpvision.models.inputs import Inputs, predict_classes
 from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
 from dpvision.private.training import metrics, ranks
@@ -383,7 +384,8 @@ def _release(
     if not trial:
         card = report.on_weights({**run.facts(), **done}, config.without_folders())
         header["card"] = json.dumps(card, sort_keys=True, allow_nan=False)
-    files.write(run.weights, safetensors.dump(model.state_dict(), header), mode=0o644)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != CLASS_SHARES}
+    files.write(run.weights, safetensors.dump(weights, header), mode=0o644)
     if test is not None and prepared.data.test is not None:
         evaluation.write(
             run.folder,

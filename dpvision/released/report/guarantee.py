@@ -179,7 +179,7 @@ def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[
     if before:
         done += [[own.pop(0)] for _ in range(before)]
         phases.append(_phase("initial weights, trained privately", None, done, config.delta))
-    step, heads = 0, [config.probe_steps, 1 if config.part == "centred-head" else 0]
+    step, heads = 0, [config.probe_steps, *range(1, 1 + len(_means(config)))]
     for part in own:
         if not isinstance(part, PoissonGaussian):
             return []
@@ -209,9 +209,24 @@ def _phase_from(config: Config, first: int) -> str:
     """Return the name of the phase that begins with this step."""
     if first < config.probe_steps:
         return "the head first"
-    if config.part == "centred-head":
-        return "mean of the features" if first < 1 else "the head"
-    return {"all": "all weights", "head": "the head", "probe": "head and norm", "bias": "biases"}[config.part]
+    if first < len(_means(config)):
+        return _means(config)[first]
+    return {
+        "centred-head": "the head",
+        "all": "all weights",
+        "head": "the head",
+        "probe": "head and norm",
+        "bias": "biases",
+    }[config.part]
+
+
+def _means(config: Config) -> list[str]:
+    """Return what the first steps estimate, one each, before any part is trained."""
+    means = {
+        "mean of the features": config.part == "centred-head",
+        "shares of the classes": config.objective == "balanced",
+    }
+    return [name for name, wanted in means.items() if wanted]
 
 
 def epsilon_of_head(own: tuple[Event, ...], config: Config, whole: float | None) -> dict[str, Any] | None:
