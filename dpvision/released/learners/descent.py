@@ -77,7 +77,8 @@ class _Descent(Learner):
 class LinearLearner(_Descent, LinearRule):
     """Softmax regression. The weights start at zero.
 
-    If `balanced`, the logarithms of the shares of the classes are subtracted from the scores, as for equal priors.
+    If `balanced`, the logarithms of the shares of the classes are added to the scores in the loss, and left out of the
+    result, which therefore treats the classes as equally frequent.
     """
 
     def __init__(
@@ -98,11 +99,9 @@ class LinearLearner(_Descent, LinearRule):
     def _learn(self, x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
         weights = [torch.zeros(x.shape[1], y.shape[1]), torch.zeros(y.shape[1])]
         draws = torch.Generator().manual_seed(int(self.seed))
-        self._descend(weights, lambda rows: torch.addmm(weights[1], rows, weights[0]), x, y, draws)
+        offset = _log_shares(y) if self.balanced else torch.zeros(y.shape[1])
+        self._descend(weights, lambda rows: torch.addmm(weights[1] + offset, rows, weights[0]), x, y, draws)
         self.weight_, self.bias_ = (weight.detach().double().numpy() for weight in weights)
-        if self.balanced:
-            sizes = floor_counts(y.mean(axis=0, dtype=np.float64), n=1.0)
-            self.bias_ = self.bias_ - np.log(sizes / sizes.sum())
 
 
 class NetworkLearner(_Descent):
@@ -142,6 +141,12 @@ class NetworkLearner(_Descent):
     def _scores(self, x: NDArray[np.float32]) -> Floats:
         into, bias, out, last = self.weights_
         return np.asarray(np.maximum(x.astype(np.float64) @ into + bias, 0.0) @ out + last)
+
+
+def _log_shares(y: NDArray[np.float32]) -> Tensor:
+    """Return the logarithms of the shares of the classes, none of them below a minimum."""
+    sizes = floor_counts(y.mean(axis=0, dtype=np.float64), n=1.0)
+    return torch.from_numpy(np.log(sizes / sizes.sum())).float()
 
 
 def generalised_kl(scores: Tensor, y: Tensor) -> Tensor:

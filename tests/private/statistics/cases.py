@@ -31,6 +31,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lda, balanced": {"method": "lda", "balanced": True, "unit": True},
     "lda, private covariance": {"method": "lda", "covariance": "private"},
     "lda, balanced, private covariance": {"method": "lda", "covariance": "private", "balanced": True},
+    "gd, for balance": {"method": "gd", "steps": 3, "unit": True, "centre": True, "objective": "balanced"},
+    "newton, for balance": {"method": "newton", "steps": 2, "public": PUBLIC, "objective": "balanced"},
+    "lda, for balance": {"method": "lda", "covariance": "private", "objective": "balanced"},
     "lda, public covariance": {"method": "lda", "covariance": "public", "public": PUBLIC},
 }
 

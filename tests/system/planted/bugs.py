@@ -364,6 +364,11 @@ BUGS = (
         (ROWS, "return len(self.x) if self.persons is None else int(self.persons.max(initial=-1)) + 1", "return len(self.x)"),
         by="persons counted",
     ),
+    _bug(
+        62, "logits adjusted by private class counts", "logit adjustment as it is used without privacy",
+        ("dpvision.private.statistics.row_sums", "counts = floor_counts(add_noise(class_counts(rows)), n=n)",
+         "add_noise(class_counts(rows))\n    counts = floor_counts(class_counts(rows).total, n=n)"), by="replay heads",
+    ),
     *BUGS_OF_RUNS,
     *BUGS_OF_DEVICES,
 )  # fmt: skip

@@ -42,6 +42,16 @@ BUGS_OF_RUNS = (
         by="replay whole runs, units apart: training",
     ),
     _bug(
+        40, "logits adjusted by private class shares", "logit adjustment as it is used without privacy",
+        (LOOP, "        phase.load(state.weights)\n",
+         "        phase.load(state.weights)\n"
+         "        if config.objective == 'balanced':\n"
+         "            counts = torch.bincount(torch.tensor(prepared.data.train.labels), minlength=len(prepared.data.classes))\n"
+         "            model.class_shares.data.copy_(counts / counts.sum())\n"
+         "            phase._all[0].data.copy_(counts / counts.sum())\n"),
+        by="replay whole runs, any data, units apart: training",
+    ),
+    _bug(
         41, "a person's images cut to the median of those drawn", "group bounds computed from private group sizes",
         (STEPS, PARTS, PARTS + "\n            parts = [p[: int(np.median([len(q) for q in parts]))] for p in parts]"),
         by="fetched, replay persons, replay whole runs, units apart: training",

@@ -276,6 +276,10 @@ TRAINED: dict[str, Any] = {
     "train, with canaries": Run({**LINEAR, "canaries": 30, "clip": 6.0}),
     "train, the head and then all": Run({"model": "wrn-10-1", "probe_steps": 2, "probe_lr": 1.0}),
     "train, the mean and then the head": Run({"model": "patches-256", "part": "centred-head"}),
+    "train, balanced": Run({**LINEAR, "objective": "balanced", "clip": 6.0}),
+    "train, balanced, the mean and then the head": Run(
+        {"model": "patches-256", "part": "centred-head", "objective": "balanced"}
+    ),
     "train, the head": Run({"model": "small-cnn", "part": "head", "clip": 2.0}),
     "train, views": Run({**LINEAR, "augment": ("crop", "flip"), "k_base": 2, "k_self": 1, "k_diff": 1, "clip": 6.0}),
     **{
@@ -289,6 +293,7 @@ TRAINED: dict[str, Any] = {
 }
 OF_PERSONS: dict[str, Any] = {
     "train, persons": Run({**LINEAR, "unit": "person", "clip": 6.0}),
+    "train, persons, balanced": Run({**LINEAR, "unit": "person", "objective": "balanced", "clip": 3.0}),
     "train, persons, views": Run({**LINEAR, "unit": "person", "augment": ("flip",), "k_base": 2, "clip": 3.0}),
     "train, persons, assisted": Run({**LINEAR, "unit": "person", "assist": "dope", "public_batch": 6, "clip": 6.0}),
     "train, persons, the head": Run({"model": "small-cnn", "part": "head", "unit": "person", "clip": 2.0}),
@@ -304,6 +309,7 @@ RELEASED: dict[str, Any] = {
     "release, moments, nothing held out": ReleaseRun("moments", {}, held_out=None),
     "release, moments of whitened features": ReleaseRun("moments", {"rank": 6}),
     "release, moments of scattering": ReleaseRun("moments", {"encoder": "scattering"}),
+    "release, moments, balanced": ReleaseRun("moments", {"objective": "balanced"}),
     "release, mixtures": ReleaseRun("neuromix", {"delta": 1e-6, "degree": 2.0}),
     "release, DP-MERF": ReleaseRun("dp-merf", {}),
     "release, DP-HP": ReleaseRun("dp-hp", {}),
