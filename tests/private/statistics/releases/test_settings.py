@@ -65,7 +65,7 @@ def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
     base = release_recipe(name)
     others = {"sampling": "poisson", "degree": 3.0, "drawn": 2.0, "balance": 1.0, "alpha": 0.5, "most_weight": 2.0}
     if base.kind not in ("moments", "mixtures"):
-        others |= {"share": 0.4, "class_counts": (750, 750)}
+        others |= {"share": 0.4, "class_counts": (750, 750), "objective": "balanced"}
     if base.kind == "p3gm":
         others |= {"counts_share": 0.02}
     if base.kind == "mixtures":
