@@ -35,7 +35,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def _mechanisms(epsilon: float, canaries: int) -> list[Figure]:
-    """Fresh coins. Confidence is family-wise: 95% over all mechanisms at once."""
+    """Fresh random draws. Confidence is family-wise: 95% over all mechanisms at once."""
     cases, figures, kept, found_out, began = mechanisms(Budget(epsilon, DELTA)), [], 0, 0, time.process_time()
     confidence = 1 - 0.05 / len(cases)
     for name, case in cases.items():
@@ -71,9 +71,9 @@ def _one_run(epsilon: float) -> list[Figure]:
             run = begin(prepared, Path(folder) / f"run {canaries}")
             hits[canaries] = proceed(run, prepared).accuracy
             if canaries:
-                found = run_folder.read_json(run.folder / "audit.json")["one_run"]
+                measured = run_folder.read_json(run.folder / "audit.json")["one_run"]
                 name = f"one run at epsilon {epsilon:g}, 500 canaries: epsilon at least"
-                figures.append(Figure(name, found["epsilon_at_least"], high=epsilon))
+                figures.append(Figure(name, measured["epsilon_at_least"], high=epsilon))
         os.environ.pop("DPVISION_HOME")
         if before is not None:
             os.environ["DPVISION_HOME"] = before
@@ -84,7 +84,7 @@ def _one_run(epsilon: float) -> list[Figure]:
 ABOUT = (
     "White-box canaries in runs of every mechanism, half of them in the data; delta 1e-5. A claim is refuted by the "
     "profile test or by the matched filter, at a family-wise confidence of 95%; 'noise 0.83' is the same with the true "
-    "noise cut to 0.83 of what is claimed. Fresh coins each time; one thread."
+    "noise cut to 0.83 of what is claimed. Fresh random draws each time; one thread."
 )
 
 if __name__ == "__main__":

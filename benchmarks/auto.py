@@ -1,4 +1,4 @@
-"""Test accuracy of the recipe `auto` beside the other recipes, on real data sets of several sizes and on made ones.
+"""Test accuracy of the recipe `auto` and of the others, on real data sets of several sizes and on synthetic ones.
 
 Every training is one line of auto.jsonl, so the full form can be measured in several goes. A recipe that `auto` chose
 is not trained twice. Test images were not used for the rule, whose numbers come from parts of the training images.
@@ -110,7 +110,7 @@ class Choices:
     """All candidates and the choice of `auto`, by data set and epsilon."""
 
     def measure(self, quick: bool) -> list[Figure]:
-        self.found: dict[tuple[str, float], tuple[str, dict[str, Done]]] = {}
+        self.measured: dict[tuple[str, float], tuple[str, dict[str, Done]]] = {}
         scratch = os.environ.get("DPVISION_SCRATCH")
         with tempfile.TemporaryDirectory(dir=scratch) as place:
             folder = Path(scratch or place)
@@ -120,11 +120,11 @@ class Choices:
                     print(f"left out: {name}: the shared data is not at hand", file=sys.stderr)
                     continue
                 for epsilon in (3.0,) if quick else EPSILONS:
-                    self.found[name, epsilon] = measure_one(name, epsilon, folder, keep=not quick)
+                    self.measured[name, epsilon] = measure_one(name, epsilon, folder, keep=not quick)
         return list(self._figures(quick))
 
     def _figures(self, quick: bool) -> Iterator[Figure]:
-        for (name, epsilon), (chosen, done) in self.found.items():
+        for (name, epsilon), (chosen, done) in self.measured.items():
             auto, best = done[chosen], max(done.values(), key=lambda d: d.accuracy)
             yield Figure(f"{name}, epsilon {epsilon:g}, auto: {auto.recipe}", auto.accuracy)
             below = 100 * (best.accuracy - auto.accuracy)
@@ -132,14 +132,14 @@ class Choices:
         stuck = sum(
             100 * (done[chosen].accuracy - done[chosen].majority) < WITHIN
             and 100 * (max(d.accuracy for d in done.values()) - done[chosen].majority) > WELL_ABOVE
-            for chosen, done in self.found.values()
+            for chosen, done in self.measured.values()
         )
         yield Figure("choices at the level of the most frequent class where another recipe is above", stuck, high=0)
 
     def table(self) -> str:
         head = "| data | epsilon | auto | candidates: accuracy (mean of classes) | most frequent class |"
         rows = [head, "|---|---|---|---|---|"]
-        for (name, epsilon), (chosen, done) in self.found.items():
+        for (name, epsilon), (chosen, done) in self.measured.items():
             each = ", ".join(
                 f"{'**' if key == chosen else ''}{d.recipe} {d.accuracy:.1%} ({d.balanced:.1%})"
                 f"{'**' if key == chosen else ''}"
@@ -151,7 +151,7 @@ class Choices:
 
 def measure_one(name: str, epsilon: float, folder: Path, *, keep: bool) -> tuple[str, dict[str, Done]]:
     """Train every candidate once; return the digest of the settings of `auto`, and the trainings by digest."""
-    source, found, chosen = source_of(name, folder), dict[str, Done](), ""
+    source, measured, chosen = source_of(name, folder), dict[str, Done](), ""
     lines = KEPT.read_text().splitlines() if keep and KEPT.exists() else []
     old = {(d.data, d.settings): d for d in (Done(**json.loads(line)) for line in lines)}
     for named in ("auto", *DATA[name]):
@@ -159,7 +159,7 @@ def measure_one(name: str, epsilon: float, folder: Path, *, keep: bool) -> tuple
         prepared = train.prepare(source, config)
         digest = replace(prepared.config, recipe="").hash()  # the same settings under another name are the same
         chosen = chosen or digest
-        if digest in found:
+        if digest in measured:
             continue
         done = old.get((name, digest))
         if done is None:
@@ -167,8 +167,8 @@ def measure_one(name: str, epsilon: float, folder: Path, *, keep: bool) -> tuple
             if keep:
                 with KEPT.open("a") as file:
                     file.write(json.dumps(asdict(done)) + "\n")
-        found[digest] = done
-    return chosen, found
+        measured[digest] = done
+    return chosen, measured
 
 
 def _train(name: str, prepared: train.Prepared, digest: str) -> Done:
@@ -207,7 +207,7 @@ if __name__ == "__main__":
     main(
         "auto",
         choices.measure,
-        about="Test accuracy of what `auto` chooses, beside the other recipes: one training each at delta 1e-5, so two "
+        about="Test accuracy of what `auto` chooses, and of the other recipes: one training each at delta 1e-5, so two "
         "figures may differ by chance by a point (small data: two). `auto` is bold.",
         below=choices.table,
         more=device_options(),

@@ -1,4 +1,4 @@
-"""What `--dry-run` predicts beside what a training run takes: De et al.'s run on CIFAR-10, as it starts."""
+"""The time that `--dry-run` predicts, compared with the first step of De et al.'s run on CIFAR-10."""
 
 from __future__ import annotations
 

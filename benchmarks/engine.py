@@ -1,4 +1,4 @@
-"""Our clipping engine beside plain training, Opacus and torch.func, each in a process of its own, taking turns.
+"""Our clipping engine compared with plain training, Opacus and torch.func, each in its own process, taking turns.
 
 With --device NAME, the engine on an accelerator instead: see engine_device.py.
 """
@@ -294,27 +294,27 @@ def distance(rows: dict[str, Row]) -> float:
 
 
 def figures(table: dict[Case, dict[str, Row]]) -> list[Figure]:
-    found: list[Figure] = []
+    measured: list[Figure] = []
     plain_convs = {c.views: speed(rows) for c, rows in table.items() if c.network == MAIN and c.threads == 2}
     for case, rows in table.items():
         if case.network == "linear-probe":
             ratio = min(rows["ours"].walls) / min(rows["plain"].walls)  # the least times of a few vary least
-            found.append(Figure("linear probe, time / plain matrix products", ratio, high=1.3))
+            measured.append(Figure("linear probe, time / plain matrix products", ratio, high=1.3))
             continue
         least = SPEED[case.views] if case.network == MAIN else None
         least = 1 / 1.3 if case.network in TIMM else 0.85 if case.network == "vit-s-16" else least
-        found.append(Figure(f"{case.title}: speed / plain training", speed(rows), low=least))
+        measured.append(Figure(f"{case.title}: speed / plain training", speed(rows), low=least))
         if case.network == "wrn-16-4-ws":
             quotient = speed(rows) / plain_convs[case.views]
-            found.append(Figure(f"{case.title}: that / the same with plain convolutions", quotient, low=0.95))
+            measured.append(Figure(f"{case.title}: that / the same with plain convolutions", quotient, low=0.95))
         if any(m in rows for m in PEERS):
             least = 1.8 if case.network == MAIN else None
-            found.append(Figure(f"{case.title}: speed / fastest peer", lead(rows), low=least))
+            measured.append(Figure(f"{case.title}: speed / fastest peer", lead(rows), low=least))
         if case.network == MAIN and case.views == 16:
             memory = rows["ours"].growth / rows["plain"].growth
-            found.append(Figure(f"{case.title}: peak memory growth / plain training", memory, high=1.5))
+            measured.append(Figure(f"{case.title}: peak memory growth / plain training", memory, high=1.5))
     worst = max(distance(rows) for rows in table.values())
-    return [*found, Figure("largest distance of a peer's clipped sum from ours", worst, high=0.01)]
+    return [*measured, Figure("largest distance of a peer's clipped sum from ours", worst, high=0.01)]
 
 
 def _table(table: dict[Case, dict[str, Row]]) -> list[str]:
@@ -353,8 +353,8 @@ if __name__ == "__main__":
     main(
         "engine",
         comparison.measure,
-        about="One clipped sum by our engine and by its peers, beside plain training on the same images. The K views "
-        "of a unit are averaged before clipping. Medians of wall time; every mode in its own process, in turn.",
+        about="One clipped sum by our engine and by its peers, compared with plain training on the same images. The K "
+        "views of a unit are averaged before clipping. Medians of wall time; every mode in its own process, in turn.",
         below=comparison.markdown,
         more=more,
     )

@@ -46,10 +46,10 @@ def _by_network() -> Iterator[str]:
         device = describe(card)
         for network in NETWORKS:
             for views in VIEWS:
-                found = [_predict(network, device, views=views, batch=BATCH, precision=p) for p in PRECISIONS]
-                speeds = " / ".join(f"{_round(p.images_per_second):,}" for p in found)
-                size = f"{found[0].units:,} | {found[0].memory / 1e9:.2g}"
-                yield f"| {device.name} | {network} | {views} | {size} | {speeds} | {_hours(found, STEPS)} |"
+                results = [_predict(network, device, views=views, batch=BATCH, precision=p) for p in PRECISIONS]
+                speeds = " / ".join(f"{_round(p.images_per_second):,}" for p in results)
+                size = f"{results[0].units:,} | {results[0].memory / 1e9:.2g}"
+                yield f"| {device.name} | {network} | {views} | {size} | {speeds} | {_hours(results, STEPS)} |"
 
 
 def _papers() -> Iterator[str]:
@@ -60,11 +60,11 @@ def _papers() -> Iterator[str]:
         assert config.model and config.batch
         hours = []
         for card in CARDS:
-            found = [
+            results = [
                 _predict(config.model, describe(card), views=config.views, batch=config.batch, precision=p)
                 for p in PRECISIONS
             ]
-            hours.append(_hours(found, steps))
+            hours.append(_hours(results, steps))
         yield f"| `{name}` | {epsilon} | {config.views} | {steps:,} | {' | '.join(hours)} |"
 
 
@@ -87,8 +87,8 @@ def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-def _hours(found: list[Prediction], steps: int) -> str:
-    return " / ".join(f"{p.step * steps / 3600:.2g}" for p in found)
+def _hours(results: list[Prediction], steps: int) -> str:
+    return " / ".join(f"{p.step * steps / 3600:.2g}" for p in results)
 
 
 def _round(value: float) -> int:

@@ -18,8 +18,8 @@ RUNS = 40_000  # of each world
 def measure(_quick: bool) -> list[Figure]:
     start = time.perf_counter()
     theirs = paper_sigma(PAPER, BUDGET)
-    found = attack(PAPER, theirs)
-    scores = found.scores(RUNS, np.random.default_rng(1))
+    measured = attack(PAPER, theirs)
+    scores = measured.scores(RUNS, np.random.default_rng(1))
     bound = lower_bound(*scores, delta=BUDGET.delta)
     seconds = time.perf_counter() - start
     schedule = scheduled(PAPER)
@@ -27,17 +27,17 @@ def measure(_quick: bool) -> list[Figure]:
     figures = [
         Figure("paper's noise: epsilon at least, 95% confidence, claimed 1", bound.epsilon, low=2.0),
         Figure("paper's noise: seconds of that attack", seconds, high=60.0, unit="s"),
-        Figure("paper's noise: epsilon of that attack, computed", found.epsilon(BUDGET.delta), bound.epsilon, upper),
+        Figure("paper's noise: epsilon of that attack, computed", measured.epsilon(BUDGET.delta), bound.epsilon, upper),
         Figure("paper's noise: estimate of mu, claimed 0.268", estimate(*scores, delta=BUDGET.delta).mu),
         Figure("paper's noise: sound upper bound on epsilon, public schedule", upper),
     ]
     for name, at in (("secret class coins", PAPER), ("public schedule", schedule)):
         ours = sound_sigma(at, BUDGET)
-        found = attack(at, ours)
-        bound = lower_bound(*found.scores(RUNS, np.random.default_rng(1)), delta=BUDGET.delta)
+        measured = attack(at, ours)
+        bound = lower_bound(*measured.scores(RUNS, np.random.default_rng(1)), delta=BUDGET.delta)
         figures += [
             Figure(f"our noise, {name}: epsilon at least, 95% confidence, claimed 1", bound.epsilon, high=1.0),
-            Figure(f"our noise, {name}: epsilon of that attack, computed", found.epsilon(BUDGET.delta), high=1.0),
+            Figure(f"our noise, {name}: epsilon of that attack, computed", measured.epsilon(BUDGET.delta), high=1.0),
             Figure(f"our noise, {name}: sigma / the paper's", ours / theirs),
         ]
     return figures

@@ -69,13 +69,13 @@ def folded(published: nn.Module) -> dict[str, Tensor]:
     """w / s and beta - mean / s, with s = sqrt(variance + 0.001), by the names of our network, in the same order."""
     layers = [module for module in published.modules() if hasattr(module, "beta")]
     names = [name for name, module in Inception((3, SIDE, SIDE)).named_modules() if isinstance(module, nn.Conv2d)]
-    found = {}
+    results = {}
     for name, layer in zip(names, layers, strict=True):
         weight, beta, mean, variance = (getattr(layer, k).double() for k in ("weight", "beta", "mean", "var"))
         scale = (variance + EPS).sqrt()
-        found[f"{name}.weight"] = (weight / scale.view(-1, 1, 1, 1)).float()
-        found[f"{name}.bias"] = (beta - mean / scale).float()
-    return found
+        results[f"{name}.weight"] = (weight / scale.view(-1, 1, 1, 1)).float()
+        results[f"{name}.bias"] = (beta - mean / scale).float()
+    return results
 
 
 @torch.no_grad()

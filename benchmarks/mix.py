@@ -1,4 +1,4 @@
-"""DP-Mix beside Self-Aug: the same budget, network and private images; accuracy with its interval, and time."""
+"""DP-Mix compared with Self-Aug: the same budget, network and private images; accuracy with its interval, and time."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def case(data: str, method: str) -> Case:
 
 class Mix:
     def __init__(self) -> None:
-        self.found: dict[Case, list[Done]] = {}
+        self.measured: dict[Case, list[Done]] = {}
 
     def measure(self, quick: bool) -> list[Figure]:
         every = self.times(rounds=3 if quick else 7) if at_hand() else []
         if not quick:
-            self.found = trained([case(*c) for c in product(NETWORKS, METHODS)], keep=True)
-            every += figures(self.found) + self.differences()
+            self.measured = trained([case(*c) for c in product(NETWORKS, METHODS)], keep=True)
+            every += figures(self.measured) + self.differences()
         return every
 
     def times(self, rounds: int) -> list[Figure]:
@@ -66,7 +66,7 @@ class Mix:
                 ("dp-mix-self", "self-aug, as long"),
                 ("dp-mix-diff", "dp-mix-self"),
             ):
-                a, b = self.found.get(case(data, one)), self.found.get(case(data, other))
+                a, b = self.measured.get(case(data, one)), self.measured.get(case(data, other))
                 if a and b:
                     gain, half = difference(a, b)
                     every.append(Figure(f"{data}: {one} minus {other}, +- {100 * half:.2f}", 100 * gain, unit="points"))
@@ -82,6 +82,6 @@ if __name__ == "__main__":
         "dp-mix-diff mixes them in, the others do not see them. "
         f"K_BASE {BASE} (as long: {BASE + SELF}), K_SELF {SELF}, K_DIFF {DIFF}. "
         "Intervals are Welch's, 95%. Times are of one private image with all its views, methods taking turns.",
-        below=lambda: table(mix.found),
+        below=lambda: table(mix.measured),
         more=device_options(),
     )

@@ -1,4 +1,4 @@
-"""Seconds and memory of released mixtures, beside a dense product of matrices with numpy's noise."""
+"""Seconds and memory of released mixtures, compared with a dense product of matrices with numpy's noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpvision.private.statistics.mixtures import BLOCK, Mixtures, RandomWeights
 
 RECORDS, WIDTH, CLASSES, ROWS, DEGREE, SIGMA = 60_000, 3_969, 10, 60_000, 64, 1.0
 SECONDS, GIGABYTES = 60.0, 4.0
-FEW = 12 * BLOCK  # rows of the quick form, and of what is only set beside
+FEW = 12 * BLOCK  # rows of the quick form, and of the comparison
 DENSE = 2  # blocks
 
 
@@ -45,9 +45,9 @@ def measure(quick: bool) -> list[Figure]:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     missing = (ROWS - rows) * (WIDTH + CLASSES) * 4 / 1e9
     assert first == rows and np.isfinite(features).all() and np.isfinite(labels).all()
-    found = f", from {rows:,} of them" if quick else ""
+    measured = f", from {rows:,} of them" if quick else ""
     every = [
-        Figure(f"{ROWS:,} rows{found}", seconds, high=SECONDS, unit="s"),
+        Figure(f"{ROWS:,} rows{measured}", seconds, high=SECONDS, unit="s"),
         Figure("of which before the first block is out", ready, unit="s"),
         Figure(f"processor time of {rows:,} rows, all threads", work, unit="s"),
         Figure("peak memory of the process", memory, high=GIGABYTES - missing, unit="GB"),
@@ -88,7 +88,7 @@ def _weighted(private: Rows, key: Key) -> float:
 
 
 def _dense(x: NDArray[np.float32]) -> float:
-    """Seconds of the same rows the plain way: coins as a matrix of 0 and 1, times the features, and noise."""
+    """Measure the seconds of the same rows computed directly: a 0/1 matrix of draws times the features, plus noise."""
     rng = np.random.default_rng(0)
     start = time.perf_counter()
     for _ in range(DENSE):

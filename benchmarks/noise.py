@@ -1,4 +1,4 @@
-"""The price of noise that is cryptographic, float64 and on a grid, beside torch's ordinary generator."""
+"""The price of noise that is cryptographic, float64 and on a grid, compared with torch's ordinary generator."""
 
 from __future__ import annotations
 

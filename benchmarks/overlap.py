@@ -22,7 +22,7 @@ from dpvision.storage.home import CHARGED_SHARE, ledger_of
 NAMES = ("mnist", "fashion_mnist", "cifar10", "dermamnist")
 IMAGES = 0.005  # of different images may be taken for the same
 FOUND = 0.95  # of the images of a copy
-SECONDS = 8.0  # for the digests of a whole training split, beside other work
+SECONDS = 8.0  # for the digests of a whole training split, while other work runs
 
 
 def one_pixel(x: np.ndarray) -> np.ndarray:
@@ -70,8 +70,8 @@ def _compare(ours: overlap.Sketch, theirs: overlap.Sketch) -> tuple[float, float
         ledger = ledger_of("ab" * 32)
         ledger.open(Budget(1.0, 1e-5))
         overlap.remember(ledger, theirs)
-        found = overlap.find("cd" * 32, ours, min_share=1e-9)
-        return (found[0].of_ours, found[0].of_theirs) if found else (0.0, 0.0)
+        measured = overlap.find("cd" * 32, ours, min_share=1e-9)
+        return (measured[0].of_ours, measured[0].of_theirs) if measured else (0.0, 0.0)
 
 
 def _nearly_blank(seed: int) -> np.ndarray:

@@ -29,7 +29,7 @@ def measure(quick: bool) -> list[Figure]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("DPVISION_SCRATCH")) as place:
         os.environ["DPVISION_HOME"] = str(Path(place) / "home")
         for data, model in MODELS.items():
-            found = {
+            measured = {
                 precision: [
                     _accuracy(data, model, device, precision, seed, Path(place) / f"{data}-{precision}-{seed}")
                     for seed in range(1 if quick else SEEDS)
@@ -37,11 +37,11 @@ def measure(quick: bool) -> list[Figure]:
                 for precision in PRECISIONS
                 if (device, precision) != ("cpu", "tf32")
             }
-            for precision, each in found.items():
+            for precision, each in measured.items():
                 figures.append(Figure(f"{data}, {model}, {precision}: mean of {len(each)}", statistics.mean(each)))
                 figures.append(Figure(f"{data}, {model}, {precision}: worst", min(each)))
                 if precision != "float32" and not quick:
-                    figures.append(_difference(f"{data}, {model}, {precision}", each, found["float32"]))
+                    figures.append(_difference(f"{data}, {model}, {precision}", each, measured["float32"]))
     return figures
 
 

@@ -1,7 +1,7 @@
 """What priors from random images are worth: patches without training, and DP-RandP's three phases at a small scale.
 
 The full form takes about 3 hours: Phase I, 25 trainings on patches of CIFAR-10, 15 of DermaMNIST and 9 of a small
-network. Phase I is kept in $DPVISION_SCRATCH, or made anew; trainings are kept in trainings.jsonl.
+network. Phase I is cached in $DPVISION_SCRATCH, or computed again; trainings are stored in trainings.jsonl.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ def phases(weights: str) -> dict[str, Case]:
 
 class Priors:
     def measure(self, quick: bool) -> list[Figure]:
-        found = table_15()
+        measured = table_15()
         if not at_hand():
             print("left out: all that needs the shared data, which is not at hand", file=sys.stderr)
-            return found
-        return found + (self._quick() if quick else self._full())
+            return measured
+        return measured + (self._quick() if quick else self._full())
 
     def _quick(self) -> list[Figure]:
         """One training on fewer patches: from nothing in less than 5 minutes."""
         settings = (("release", "last"), ("model", "patches-256"))
-        self.found = trained([Case("cifar10", "patches", 1.0, seeds=1, least=0.63, settings=settings)], keep=False)
-        return figures(self.found)
+        self.measured = trained([Case("cifar10", "patches", 1.0, seeds=1, least=0.63, settings=settings)], keep=False)
+        return figures(self.measured)
 
     def _full(self) -> list[Figure]:
         with tempfile.TemporaryDirectory(dir=os.environ.get("DPVISION_SCRATCH")) as place:
@@ -89,12 +89,12 @@ class Priors:
         self.curve = {e: patches(e, least=0.63 if e == 1 else None) for e in PROBED}
         self.derma = {e: patches(e, data="dermamnist") for e in DERMA}
         self.phases = phases(weights)
-        self.found = trained([*self.curve.values(), *self.derma.values(), *self.phases.values()], keep=True)
-        accuracies = {e: [d.accuracy for d in self.found[case]] for e, case in self.curve.items()}
+        self.measured = trained([*self.curve.values(), *self.derma.values(), *self.phases.values()], keep=True)
+        accuracies = {e: [d.accuracy for d in self.measured[case]] for e, case in self.curve.items()}
         draw(accuracies, PROBED, ALL_PHASES, PICTURE)
-        cold, third, everything = (mean(self.found[case]) for case in self.phases.values())
+        cold, third, everything = (mean(self.measured[case]) for case in self.phases.values())
         return [
-            *figures(self.found),
+            *figures(self.measured),
             Figure("CIFAR-10, epsilon 1, minutes from nothing", sum(self.stages.values()) / 60, high=60),
             Figure("Phase I, minutes by the clock on one core, which other work may slow", self.card["seconds"] / 60),
             Figure("linear probe of wrn-10-1 after Phase I, points over random weights", 100 * (after - before), low=8),
@@ -106,9 +106,9 @@ class Priors:
         stage = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in self.stages.items())
         before, after = self.probe
         beside = ["| CIFAR-10, epsilon | ours | linear probing, paper | all phases, paper |", "|---|---|---|---|"]
-        beside += [_row(e, self.found[c], PROBED.get(e), ALL_PHASES.get(e)) for e, c in self.curve.items()]
+        beside += [_row(e, self.measured[c], PROBED.get(e), ALL_PHASES.get(e)) for e, c in self.curve.items()]
         beside += ["", "| DermaMNIST, epsilon | ours | DP-RandP, paper | DP-SGD, paper |", "|---|---|---|---|"]
-        beside += [_row(e, self.found[c], DERMA[e], DERMA_COLD[e]) for e, c in self.derma.items()]
+        beside += [_row(e, self.measured[c], DERMA[e], DERMA_COLD[e]) for e, c in self.derma.items()]
         lines = [
             f"Minutes of one training on patches at epsilon 1 from nothing: {stage}. Phase I of wrn-10-1: "
             f"{self.card['steps']:,} steps, {self.card['images_seen']:,} images of {self.card['process']}, "
@@ -116,7 +116,7 @@ class Priors:
             "",
             *beside,
             "",
-            table(self.found),
+            table(self.measured),
             "",
             f"![accuracy against epsilon]({PICTURE.name})",
         ]
@@ -143,17 +143,17 @@ def stages(folder: Path) -> dict[str, float]:
     kept = os.environ.get("DPVISION_HOME")
     os.environ["DPVISION_HOME"] = str(folder / "home")
     try:
-        data, found = unpacked("cifar10", folder), {}
+        data, measured = unpacked("cifar10", folder), {}
         began = time.monotonic()
         prepared = train.prepare(data, patches(1.0).config(0))
-        found["reading and dictionary"] = time.monotonic() - began
+        measured["reading and dictionary"] = time.monotonic() - began
         began = time.monotonic()
         prepared.compute_features(lambda *_: None)
-        found["features of 60,000 images"] = time.monotonic() - began
+        measured["features of 60,000 images"] = time.monotonic() - began
         began = time.monotonic()
         train.proceed(train.begin(prepared, folder / "run"), prepared)
-        found["training"] = time.monotonic() - began
-        return found
+        measured["training"] = time.monotonic() - began
+        return measured
     finally:
         os.environ.pop("DPVISION_HOME")
         if kept is not None:
@@ -180,10 +180,10 @@ def linear_probe(folder: Path, weights: str | None) -> float:
 
     def loss() -> torch.Tensor:
         optimiser.zero_grad()
-        found = torch.nn.functional.cross_entropy(head(rows["train"]), labels["train"])
-        found = found + 1e-4 * head.weight.square().sum()
-        found.backward()
-        return found
+        measured = torch.nn.functional.cross_entropy(head(rows["train"]), labels["train"])
+        measured = measured + 1e-4 * head.weight.square().sum()
+        measured.backward()
+        return measured
 
     optimiser.step(loss)
     return float((head(rows["test"]).argmax(1) == labels["test"]).double().mean())

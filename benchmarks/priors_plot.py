@@ -1,4 +1,4 @@
-"""Accuracy against epsilon on CIFAR-10: ours, each training a dot, beside the published lines."""
+"""Accuracy against epsilon on CIFAR-10: ours, each training a dot, with the published lines."""
 
 from __future__ import annotations
 

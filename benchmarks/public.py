@@ -40,7 +40,7 @@ LADDER = {  # Table 1: recipe and warm-up
     "+ sam": ("warmsyn-small", "warmsyn augmented sam"),
     "+ weight multiplicity": ("extended-small", "warmsyn augmented sam"),
 }
-OPTIMISERS = ("dope", "mirror", "adadps")  # Table 9, beside "+ sam" and "+ weight multiplicity"
+OPTIMISERS = ("dope", "mirror", "adadps")  # Table 9, in addition to "+ sam" and "+ weight multiplicity"
 RECOGNISED, MINUTES, OVERHEAD = 0.85, 60.0, 1.10
 CLIMB = ("cold", "warm", "warmsyn", "warmsyn augmented")
 
@@ -73,13 +73,13 @@ def ladder(parts: Parts) -> dict[str, Assisted]:
             parts.name, recipe, EPSILON, seeds=SEEDS, settings=pairs, name=name, parts=parts, warm_up=warm_up
         )
 
-    found = {name: case(name, *how) for name, how in LADDER.items()}
-    return found | {m: case(m, "extended-small", "warmsyn augmented sam", assist=m) for m in OPTIMISERS}
+    measured = {name: case(name, *how) for name, how in LADDER.items()}
+    return measured | {m: case(m, "extended-small", "warmsyn augmented sam", assist=m) for m in OPTIMISERS}
 
 
 class PublicPart:
     def __init__(self) -> None:
-        self.found: dict[Case, list[Done]] = {}
+        self.measured: dict[Case, list[Done]] = {}
 
     def measure(self, quick: bool) -> list[Figure]:
         every = overheads(quick)
@@ -95,8 +95,8 @@ class PublicPart:
             parts = Parts(name, folder)
             every += samples(parts) + sharpness(parts, quick=False)
             cases = ladder(parts)
-            self.found |= trained(cases.values(), keep=True)
-            every += figures({c: self.found[c] for c in cases.values()}) + self.gains(cases, name)
+            self.measured |= trained(cases.values(), keep=True)
+            every += figures({c: self.measured[c] for c in cases.values()}) + self.gains(cases, name)
         return every
 
     def gains(self, cases: dict[str, Assisted], name: str) -> list[Figure]:
@@ -105,7 +105,7 @@ class PublicPart:
         pairs = list(zip(steps[1:], steps[:-1], strict=True)) + [(m, "+ sam") for m in OPTIMISERS]
         every = []
         for one, other in pairs:
-            gain, half = difference(self.found[cases[one]], self.found[cases[other]])
+            gain, half = difference(self.measured[cases[one]], self.measured[cases[other]])
             # The order of the first steps is what the paper shows; the others are reported as they are.
             low = 0.0 if one in CLIMB else None
             title = f"{name}: {one} minus {other}, +- {100 * half:.2f}"
@@ -180,7 +180,7 @@ def _overheads(network: str, shape: Any, *, views: int, units: int, rounds: int)
         "dope": assist.dope(public[0]).public,
         "adadps": assist.adadps(public[0].square(), floor=0.1).public,
     }
-    # Public gradients in a step, each of so many public images, for as many private images as are timed here.
+    # Public gradients in a step, and the public images in each, for the number of private images that is timed here.
     gradients = {"DP-SGD": 0.0, "weights": float(views), "dope": 1.0, "adadps": 16 / 12}
     share = units / PAPERS_BATCH
 
@@ -216,6 +216,6 @@ if __name__ == "__main__":
         f"{NETWORK}, 2 views, 40 steps of 512 images. Intervals are Welch's, 95%. Overheads: processor time of "
         f"one thread, methods taking turns, public gradients in the paper's proportion ({PAPERS_PUBLIC} public images "
         f"for {PAPERS_BATCH:,} private ones).",
-        below=lambda: table(part.found),
+        below=lambda: table(part.measured),
         more=OPTIONS,
     )

@@ -1,6 +1,6 @@
 """What stands before the private trainings of benchmarks.public: parts, a diffusion model, its samples, warm-ups.
 
-Each stage is kept in a folder and made once: a long benchmark goes on where it was stopped.
+Each stage is computed once and cached in a folder, so a long benchmark continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Parts:
         """Samples of an EDM that saw the public part alone."""
         path = self._folder / "synthetic.npz"
         if not path.exists():
-            found = load(self.public)
-            height, width, channels = found.train.images.shape[1:]
-            kind = ModelSpec((channels, height, width), found.classes, method="edm", size="small")
+            results = load(self.public)
+            height, width, channels = results.train.images.shape[1:]
+            kind = ModelSpec((channels, height, width), results.classes, method="edm", size="small")
             settings = Fit(flip=self.name == "cifar10")  # clothes are never seen from the other side
-            arrays, model = (found.train.images, found.train.labels), self._folder / "edm"
+            arrays, model = (results.train.images, results.train.labels), self._folder / "edm"
             self._timed("edm", lambda: fit(kind, settings, *arrays, model, steps=EDM_STEPS[self.name]), of=model)
             self._timed("samples", lambda: sample(model, SampleSettings(count=SAMPLES), path), of=Path(f"{path}.parts"))
         return str(path)
@@ -79,11 +79,11 @@ class Parts:
         if not (folder / "card.json").exists():
             synthesised, settings = WARM_UPS[kind]
             sources = [self.public] + ([self.synthetic] if synthesised else [])
-            found = [(load(s), s) for s in sources]
-            images = [Source(s, d.train.images, d.train.labels, identify(d.train)[1]) for d, s in found]
+            results = [(load(s), s) for s in sources]
+            images = [Source(s, d.train.images, d.train.labels, identify(d.train)[1]) for d, s in results]
             asked = Warm(**{"model": NETWORK, "optimiser": "sgd", "augment": (), **settings, "seed": seed})
             name = folder.name
-            self._timed(name, lambda: warm_up(asked, images, folder, classes=found[0][0].classes), of=folder)
+            self._timed(name, lambda: warm_up(asked, images, folder, classes=results[0][0].classes), of=folder)
         return folder / "weights.safetensors"
 
     def _timed(self, stage: str, do: Callable[[], Any], *, of: Path) -> None:
@@ -95,7 +95,7 @@ class Parts:
         (self._folder / "minutes.json").write_text(json.dumps(minutes, indent=1) + "\n")
 
 
-# By name: whether synthetic images are trained on beside the public ones, and what is not as in `Parts.warmed`. All
+# By name: whether synthetic images are used in addition to the public ones, and what differs from `Parts.warmed`. All
 # take as many steps: 50 passes over the public images (Table 12: 100); 600 are too few for augmented images. Batches
 # are balanced: an EDM of an hour draws CIFAR-10 poorly, and 10,000 such images would be five of six in each batch.
 STEPS = 1000
@@ -115,5 +115,5 @@ def scratch(otherwise: Path) -> Path:
 
 
 def _pictures(records: Any, most: int) -> LabelledImages:
-    found = LabelledImages("images", np.asarray(records.images), np.asarray(records.labels, dtype=np.int64))
-    return found.some(most, seed=0)
+    results = LabelledImages("images", np.asarray(records.images), np.asarray(records.labels, dtype=np.int64))
+    return results.some(most, seed=0)

@@ -1,7 +1,8 @@
-"""Released data sets: accuracy of what anyone can learn from them, under a sound account, beside NeuroMixGDP's figures.
+"""Released data sets: accuracy of what anyone can learn from them, under a sound account.
 
-MNIST has scattering features, which nothing public taught. CIFAR-10 has those of DINOv2 ViT-S/14, where the weights are
-at hand ($DPVISION_DINOV2, a safetensors file: see ../shared/weights); beside the release a private head on the same
+For comparison: NeuroMixGDP's figures. MNIST has scattering features, which are not trained.
+CIFAR-10 has those of DINOv2 ViT-S/14, where the weights are
+at hand ($DPVISION_DINOV2, a safetensors file: see ../shared/weights); for comparison, a private head on the same
 rows. The full form takes a quarter of an hour, and for CIFAR-10 the features an hour more unless they are in
 $DPVISION_SCRATCH/home.
 """
@@ -53,7 +54,7 @@ class Releases:
     def accuracy(self, recipe: str, epsilon: float, *, seeds: int = SEEDS) -> dict[str, list[float]]:
         prepared = self.prepared(recipe, epsilon)
         self.encoded = self.encoded or Encoded(prepared, _told, device=find_device(chosen_device()))
-        found: dict[str, list[float]] = {}
+        measured: dict[str, list[float]] = {}
         for seed in range(seeds):
             with tempfile.TemporaryDirectory(dir=os.environ.get("DPVISION_SCRATCH")) as place:
                 card = make(
@@ -64,13 +65,13 @@ class Releases:
                 assert card["status"] == "private" and card["guarantee"]["epsilon"] <= epsilon
             shutil.rmtree(home() / "ledgers")  # the data is public: each release has an account of its own
             for name, value in card["accuracy"].items():
-                found.setdefault(name, []).append(value)
-        print(f"{recipe} at {epsilon:g}: {found}", file=sys.stderr, flush=True)
-        return found
+                measured.setdefault(name, []).append(value)
+        print(f"{recipe} at {epsilon:g}: {measured}", file=sys.stderr, flush=True)
+        return measured
 
     def head(self, epsilon: float, *, seeds: int = HEAD_SEEDS) -> list[float]:
         assert self.encoded is not None and self.encoded.test is not None
-        rows, (x, y), found = self.encoded.rows, self.encoded.test, []
+        rows, (x, y), measured = self.encoded.rows, self.encoded.test, []
         for _ in range(seeds):
             with tempfile.TemporaryDirectory() as place:
                 head = fit_head(
@@ -82,8 +83,8 @@ class Releases:
                     ledger=Ledger(Path(place), "ab" * 16),
                     **HEAD,
                 )
-            found.append(float((head.classes_of(x) == y).mean()))
-        return found
+            measured.append(float((head.classes_of(x) == y).mean()))
+        return measured
 
 
 def _told(what: str, done: int, of: int) -> None:
@@ -103,14 +104,14 @@ class Benchmark:
         with tempfile.TemporaryDirectory() as place:
             os.environ["DPVISION_HOME"] = f"{scratch or place}/home"
             self.folder = Path(scratch or place)
-            found = self._mnist(quick)
+            measured = self._mnist(quick)
             weights = os.environ.get("DPVISION_DINOV2")
             if quick:
-                return found
+                return measured
             if weights is None:
                 print("left out: CIFAR-10; $DPVISION_DINOV2 names no weights", file=sys.stderr)
-                return found
-            return found + self._cifar10(weights)
+                return measured
+            return measured + self._cifar10(weights)
 
     def _figures(self, name: str, seeds: list[float], low: float | None = None) -> Figure:
         self.lines.append(
@@ -121,39 +122,41 @@ class Benchmark:
 
     def _mnist(self, quick: bool) -> list[Figure]:
         data, seeds = Releases(unpacked("mnist", self.folder)), 1 if quick else SEEDS
-        found: list[Figure] = []
+        measured: list[Figure] = []
         began = time.monotonic()
         for epsilon in (1.0,) if quick else EPSILONS:
             for name, values in data.accuracy("moments", epsilon, seeds=seeds).items():
                 low = 0.95 if epsilon == 1.0 else None
-                found.append(self._figures(f"mnist, moments, {name.split()[-1]}, epsilon {epsilon:g}", values, low))
+                measured.append(self._figures(f"mnist, moments, {name.split()[-1]}, epsilon {epsilon:g}", values, low))
         for recipe, low in (("neuromix", 0.89), ("neuromix-hs", None), ("class-schedule", None)):
             for epsilon in (1.0,) if quick else (0.1, 1.0, 8.0):
                 values = data.accuracy(recipe, epsilon, seeds=seeds)[ROWS]
                 least = low if epsilon == 1.0 else None
-                found.append(self._figures(f"mnist, {recipe}, epsilon {epsilon:g}", values, least))
+                measured.append(self._figures(f"mnist, {recipe}, epsilon {epsilon:g}", values, least))
         if not quick:
             pixels = Releases(unpacked("mnist", self.folder)).accuracy("dpmix", 1.0)[ROWS]
-            found.append(self._figures("mnist, dpmix, epsilon 1", pixels))
+            measured.append(self._figures("mnist, dpmix, epsilon 1", pixels))
         hs = data.prepared("neuromix-hs", 1.0)
         hs = replace(hs, config=replace(hs.config, degree=64.0))
         truly = accountant.epsilon(hs.config.event(published_sigma(hs.config), 10), 1e-5)
-        found.append(Figure("mnist, neuromix-hs: epsilon of the paper's noise for 1, degree 64", truly))
-        found.append(Figure("mnist: minutes", (time.monotonic() - began) / 60, unit="min"))
-        return found
+        measured.append(Figure("mnist, neuromix-hs: epsilon of the paper's noise for 1, degree 64", truly))
+        measured.append(Figure("mnist: minutes", (time.monotonic() - began) / 60, unit="min"))
+        return measured
 
     def _cifar10(self, weights: str) -> list[Figure]:
         data = Releases(unpacked("cifar10", self.folder), encoder="dinov2-vits14", weights=weights)
-        found = []
+        measured = []
         for epsilon in EPSILONS:
             low = {0.1: 0.90, 1.0: 0.94}.get(epsilon)
             for name, values in data.accuracy("moments", epsilon).items():
-                found.append(self._figures(f"cifar10, moments, {name.split()[-1]}, epsilon {epsilon:g}", values, low))
-        found.append(self._figures("cifar10, neuromix, epsilon 1", data.accuracy("neuromix", 1.0)[ROWS]))
+                measured.append(
+                    self._figures(f"cifar10, moments, {name.split()[-1]}, epsilon {epsilon:g}", values, low)
+                )
+        measured.append(self._figures("cifar10, neuromix, epsilon 1", data.accuracy("neuromix", 1.0)[ROWS]))
         for epsilon in (0.1, 1.0, 8.0):
             low = 0.955 if epsilon == 1.0 else None
-            found.append(self._figures(f"cifar10, private head, epsilon {epsilon:g}", data.head(epsilon), low))
-        return found
+            measured.append(self._figures(f"cifar10, private head, epsilon {epsilon:g}", data.head(epsilon), low))
+        return measured
 
     def below(self) -> str:
         head = ["| release | seeds | mean | deviation | worst |", "|---|---|---|---|---|"]

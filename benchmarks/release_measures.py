@@ -1,8 +1,8 @@
 """What a release of mixtures keeps to itself: the theorem's degree simulated, membership, inversion, labels, features.
 
 Features are those of the paper: MNIST's scattering in 27 normalised groups, rows of length at most 1. Raw scattering is
-kept in $DPVISION_SCRATCH, or made anew. Pictures of MNIST go to --picture, or there; those of scikit-learn's digits,
-which are public, to docs/inversion.png. All keys here are for tests: what is attacked is public data.
+cached in $DPVISION_SCRATCH, or computed again. Pictures of MNIST go to --picture, or there; those of scikit-learn's
+digits, which are public, to docs/inversion.png. All keys here are for tests: what is attacked is public data.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ class Measures:
     def measure(self, quick: bool) -> list[Figure]:
         self.folder = Path(os.environ.get("DPVISION_SCRATCH") or tempfile.mkdtemp())
         picture = OPTIONS.parse_known_args()[0].picture or self.folder / "inversion-mnist.png"
-        found = [*theorem(runs=20 if quick else 200), *self._labels()]
-        found += attacked("digits", digits("train"), digits("test"), steps=STEPS, picture=None if quick else DOCS)
+        measured = [*theorem(runs=20 if quick else 200), *self._labels()]
+        measured += attacked("digits", digits("train"), digits("test"), steps=STEPS, picture=None if quick else DOCS)
         if not at_hand():
             print("left out: all that needs the shared data, which is not at hand", file=sys.stderr)
-            return found
+            return measured
         count = 6_000 if quick else 60_000
         # All test images: the halves of MNIST's differ so much that either alone looks like membership (0.54 and 0.47).
         train, test = mnist("train", self.folder, count), mnist("test", self.folder, 10_000)
-        found += attacked("MNIST", train, test, steps=STEPS, picture=picture)
+        measured += attacked("MNIST", train, test, steps=STEPS, picture=picture)
         rows = {
             s: prepared(features(self.folder, s, each), each.labels) for s, each in (("train", train), ("test", test))
         }
-        found += membership(rows["train"], rows["test"], self._held_out(count) if quick else None)
+        measured += membership(rows["train"], rows["test"], self._held_out(count) if quick else None)
         pixels = prepared(train.x.flatten(1).numpy() / 2 + 0.5, train.labels)
-        return found + geometry(pixels, rows["train"], pairs=1000 if quick else 5000)
+        return measured + geometry(pixels, rows["train"], pairs=1000 if quick else 5000)
 
     def _held_out(self, count: int) -> Rows:
         """The training images after the first `count`, as many: not in the release, and of the members' own kind."""
@@ -189,7 +189,7 @@ class Release:
             yield from self.mixtures.blocks(charge, KEY)
 
     def members(self, count: int) -> list[np.ndarray]:
-        """Who is in each of the first rows, by the same coins."""
+        """Return the records in each of the first rows, by the same draws."""
         stream = KEY.stream("coins", step=0, branch=self.name)
         chosen = self.sampler.choose(self.rows.labels, range(min(BLOCK, self.sampler.rows)), stream)
         return [chosen.members[chosen.starts[r] : chosen.starts[r + 1]] for r in range(count)]
@@ -213,10 +213,10 @@ def attacked(name: str, images: Images, outside: Images, *, steps: int, picture:
         "epsilon 8": {"released": noisy, "degree": release.degree},
         "epsilon 8, others known": {"released": noisy, "degree": release.degree, "known": sums - x[targets]},
     }
-    true, lines, found = images.x[targets], {"original": images.x[targets]}, {}
+    true, lines, measured = images.x[targets], {"original": images.x[targets]}, {}
     for case, of in cases.items():
         lines[case] = invert(module, shape=shape, steps=steps, **of)
-        found[case] = correlations(lines[case], true).diag()
+        measured[case] = correlations(lines[case], true).diag()
     # Any blot is like some image of very many; so it is asked whether it is more like those that are in the release.
     inside = correlations(lines["epsilon 8"], images.x[: len(outside.x)]).max(1).values
     others = correlations(lines["epsilon 8"], outside.x).max(1).values
@@ -228,20 +228,21 @@ def attacked(name: str, images: Images, outside: Images, *, steps: int, picture:
         Figure(f"{about}: noise multiplier at epsilon 8", release.sigma),
         Figure(
             f"{about}: correlation with the image, alone and no noise, mean",
-            float(found["alone, no noise"].mean()),
+            float(measured["alone, no noise"].mean()),
             low=0.9,
         ),
         Figure(
-            f"{about}: correlation, mixed, no noise, one image looked for, mean", float(found["mixed, no noise"].mean())
+            f"{about}: correlation, mixed, no noise, one image looked for, mean",
+            float(measured["mixed, no noise"].mean()),
         ),
         Figure(
             f"{about}: correlation, epsilon 8, all others known, mean",
-            float(found["epsilon 8, others known"].mean()),
+            float(measured["epsilon 8, others known"].mean()),
             high=0.2,
         ),
         Figure(
             f"{about}: correlation, epsilon 8, all others known, largest",
-            float(found["epsilon 8, others known"].max()),
+            float(measured["epsilon 8, others known"].max()),
             high=0.4,
         ),
         Figure(f"{about}: correlation, epsilon 8, with the nearest image in the release, largest", float(inside.max())),
@@ -263,12 +264,14 @@ def membership(train: Rows, test: Rows, held_out: Rows | None) -> list[Figure]:
     by_heart = [cross_entropies(heart(each.x[:500]), each.labels[:500]) for each in (train, test)]
     accuracy = float((model(test.x).argmax(1) == test.labels).mean())
     count = f"{len(train.x):,} records"
-    found = []
+    measured = []
     if held_out is not None:
         auc = membership_auc(losses[0], cross_entropies(model(held_out.x), held_out.labels))
-        found = [Figure(f"membership, MNIST, epsilon 8, {count}: AUC against held-out training images", auc, high=0.52)]
+        measured = [
+            Figure(f"membership, MNIST, epsilon 8, {count}: AUC against held-out training images", auc, high=0.52)
+        ]
     return [
-        *found,
+        *measured,
         Figure(f"membership, MNIST, epsilon 8, {count}: AUC against test images", membership_auc(*losses), high=0.52),
         Figure(f"membership, MNIST, epsilon 8, {count}: test accuracy of that model", accuracy, low=0.8),
         Figure("membership, MNIST, 500 records learned by heart, no noise: AUC", membership_auc(*by_heart), low=0.55),

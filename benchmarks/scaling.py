@@ -260,8 +260,11 @@ class Scaling:
                     self.points[axis] = [_of_process(axis.name, size, environment, 3 if quick else 7) for size in sizes]
                 _say(f"{axis.name}: " + ", ".join(f"{p.size:,}: {p.seconds:.4g} s" for p in self.points[axis]))
         self.share = share_of_peak()
-        found = [figure for axis, points in self.points.items() for figure in _figures(axis, points)]
-        return [*found, Figure("features by patches, 64x64: rate of products / the peak rate", self.share, low=SHARE)]
+        measured = [figure for axis, points in self.points.items() for figure in _figures(axis, points)]
+        return [
+            *measured,
+            Figure("features by patches, 64x64: rate of products / the peak rate", self.share, low=SHARE),
+        ]
 
     def markdown(self) -> str:
         _draw(self.points)
@@ -314,15 +317,15 @@ def slope(sizes: list[int], values: list[float]) -> float:
 
 def _figures(axis: Axis, points: list[Point]) -> list[Figure]:
     sizes = [p.size for p in points]
-    found = [
+    measured = [
         Figure(
             f"{axis.name}: slope of time against {axis.unit}", slope(sizes, [p.seconds for p in points]), high=axis.time
         )
     ]
     if axis.memory is not None:
         grown = slope(sizes, [float(p.growth) for p in points])
-        found.append(Figure(f"{axis.name}: slope of memory growth against {axis.unit}", grown, high=axis.memory))
-    return found
+        measured.append(Figure(f"{axis.name}: slope of memory growth against {axis.unit}", grown, high=axis.memory))
+    return measured
 
 
 def _draw(table: dict[Axis, list[Point]]) -> None:

@@ -61,7 +61,7 @@ class Soak:
     def measure(self, quick: bool) -> list[Figure]:
         """Run once in peace, then kill others until there were enough kills."""
         began, wanted = time.monotonic(), QUICK_KILLS if quick else KILLS
-        found = Disturbed()
+        measured = Disturbed()
         with tempfile.TemporaryDirectory(dir=os.environ.get("DPVISION_SCRATCH")) as place:
             folder = Path(place).resolve()
             data = self._write_data(folder / "data.npz", quick)
@@ -70,19 +70,19 @@ class Soak:
             started = time.monotonic()
             self._live(words, whole, folder / "home of whole", kill_after=None)
             seconds = time.monotonic() - started
-            while found.kills < wanted and not (quick and time.monotonic() - began > QUICK_SECONDS):
-                run, home = Run(folder / f"run-{found.runs}"), folder / f"home-{found.runs}"
-                self._until_done(words, run, home, found, seconds, wanted, began if quick else None)
-                found.same += _bits(run) == _bits(whole)
+            while measured.kills < wanted and not (quick and time.monotonic() - began > QUICK_SECONDS):
+                run, home = Run(folder / f"run-{measured.runs}"), folder / f"home-{measured.runs}"
+                self._until_done(words, run, home, measured, seconds, wanted, began if quick else None)
+                measured.same += _bits(run) == _bits(whole)
         name = f"{self._device}, {self._precision}"
         return [
-            Figure(f"{name}: runs with the bits of the undisturbed run / runs", found.same / found.runs, low=1),
-            Figure(f"{name}: runs with a charge for each branch / runs", found.paid / found.runs, low=1),
-            Figure(f"{name}: charges", sum(found.charges)),
-            Figure(f"{name}: branches", sum(found.branches), low=1),
-            Figure(f"{name}: runs", found.runs, low=1),
-            Figure(f"{name}: kills", found.kills, low=1),
-            Figure(f"{name}: kills after the first saved step", found.kills_in_training, low=1),
+            Figure(f"{name}: runs with the bits of the undisturbed run / runs", measured.same / measured.runs, low=1),
+            Figure(f"{name}: runs with a charge for each branch / runs", measured.paid / measured.runs, low=1),
+            Figure(f"{name}: charges", sum(measured.charges)),
+            Figure(f"{name}: branches", sum(measured.branches), low=1),
+            Figure(f"{name}: runs", measured.runs, low=1),
+            Figure(f"{name}: kills", measured.kills, low=1),
+            Figure(f"{name}: kills after the first saved step", measured.kills_in_training, low=1),
             Figure(f"{name}: seconds of the undisturbed run", seconds, unit="s"),
             Figure(f"{name}: minutes in all", (time.monotonic() - began) / 60, unit="min"),
         ]
@@ -104,7 +104,7 @@ class Soak:
         words: list[str],
         run: Run,
         home: Path,
-        found: Disturbed,
+        measured: Disturbed,
         seconds: float,
         wanted: int,
         began: float | None,
@@ -113,18 +113,18 @@ class Soak:
         seen: set[str] = set()
         for _ in range(MAX_LIVES):
             late = began is not None and time.monotonic() - began > QUICK_SECONDS
-            spared = found.kills >= wanted or late or self._random.random() < 0.2
+            spared = measured.kills >= wanted or late or self._random.random() < 0.2
             after = None if spared else self._random.uniform(0.3, 1.0) * seconds
             done = self._live(words, run, home, kill_after=after)
             seen |= _branch(run)
             if done:
                 charges = _charges(home)
-                found.runs, found.paid = found.runs + 1, found.paid + (charges >= len(seen))
-                found.charges.append(charges)
-                found.branches.append(len(seen))
+                measured.runs, measured.paid = measured.runs + 1, measured.paid + (charges >= len(seen))
+                measured.charges.append(charges)
+                measured.branches.append(len(seen))
                 return
-            found.kills += 1
-            found.kills_in_training += bool(_branch(run))
+            measured.kills += 1
+            measured.kills_in_training += bool(_branch(run))
         raise RuntimeError(f"a run was not finished after {MAX_LIVES} starts")
 
     def _live(self, words: list[str], run: Run, home: Path, *, kill_after: float | None) -> bool:

@@ -1,4 +1,4 @@
-"""The clipped sum by torch.func, a peer to compare speed with: one gradient per image by vmap."""
+"""The clipped sum with torch.func, for comparing speed: one gradient per image, using vmap."""
 
 from __future__ import annotations
 

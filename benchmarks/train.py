@@ -27,11 +27,11 @@ class Trainings:
     """All cases, one after the other."""
 
     def measure(self, quick: bool) -> list[Figure]:
-        self.found = trained(cases(quick), keep=not quick)
-        return figures(self.found)
+        self.measured = trained(cases(quick), keep=not quick)
+        return figures(self.measured)
 
     def table(self) -> str:
-        return table(self.found)
+        return table(self.measured)
 
 
 if __name__ == "__main__":

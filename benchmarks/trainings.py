@@ -40,7 +40,7 @@ class Case:
     seeds: int = 3
     least: float | None = None
     settings: tuple[tuple[str, Any], ...] = ()  # of the config, over the recipe's
-    public: int = 0  # the first so many training images are not private, and are --synthetic where k_diff is
+    public: int = 0  # this many training images, the first ones, are not private, and are --synthetic where k_diff is
     name: str = ""
 
     @property
@@ -63,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Done:
-    """One training. `settings` names all that is not a default: changed settings are measured anew."""
+    """One training. `settings` names all that is not a default: changed settings are measured again."""
 
     title: str
     settings: str
@@ -78,7 +78,7 @@ class Done:
 
 def trained(cases: Iterable[Case], *, keep: bool) -> dict[Case, list[Done]]:
     """Each case's trainings: those that are kept, and the others now."""
-    found: dict[Case, list[Done]] = {}
+    measured: dict[Case, list[Done]] = {}
     scratch = os.environ.get("DPVISION_SCRATCH")
     with tempfile.TemporaryDirectory(dir=scratch) as place:
         folder = Path(place)
@@ -92,10 +92,10 @@ def trained(cases: Iterable[Case], *, keep: bool) -> dict[Case, list[Done]]:
                         with KEPT.open("a") as file:
                             file.write(json.dumps(asdict(old[seed])) + "\n")
             if old:
-                found[case] = [old[seed] for seed in sorted(old)]
+                measured[case] = [old[seed] for seed in sorted(old)]
             else:
                 print(f"left out: {case.title}: the shared data is not at hand", file=sys.stderr)
-    return found
+    return measured
 
 
 def _kept(case: Case) -> dict[int, Done]:
@@ -147,10 +147,10 @@ def named(config: Config) -> str:
     return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def figures(found: dict[Case, list[Done]]) -> list[Figure]:
+def figures(measured: dict[Case, list[Done]]) -> list[Figure]:
     """Mean and spread of each case's released weights, its epsilon, its minutes."""
     every = []
-    for case, done in found.items():
+    for case, done in measured.items():
         every += [
             Figure(f"{case.title}: mean of {len(done)}", mean(done), case.least),
             Figure(f"{case.title}: epsilon", max(d.epsilon for d in done), high=case.epsilon),
@@ -162,10 +162,10 @@ def mean(done: list[Done]) -> float:
     return statistics.mean(d.accuracy for d in done)
 
 
-def table(found: dict[Case, list[Done]]) -> str:
+def table(measured: dict[Case, list[Done]]) -> str:
     head = "| data, recipe, epsilon | trainings | mean | spread | worst | last weights | epsilon | minutes | day |"
     rows = [head, "|---|---|---|---|---|---|---|---|---|"]
-    for case, done in found.items():
+    for case, done in measured.items():
         each = [d.accuracy for d in done]
         spread = f"{statistics.stdev(each):.2%}" if len(each) > 1 else ""
         last, minutes = statistics.mean(d.last for d in done), statistics.median(d.seconds for d in done) / 60

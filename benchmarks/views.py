@@ -21,14 +21,14 @@ def _seconds(work: Callable[[], object], repeats: int, device: torch.device) -> 
     """Measure the median of processor time, or of wall time until an accelerator is done."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     work()  # the first call sets things up
-    found = []
+    measured = []
     for _ in range(repeats):
         start = clock()
         work()
         if device.type != "cpu":
             getattr(torch, device.type).synchronize(device)
-        found.append(clock() - start)
-    return statistics.median(found)
+        measured.append(clock() - start)
+    return statistics.median(measured)
 
 
 def measure(quick: bool) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""How fast a warm-up is beside a plain loop of torch over the same network: steps of 100 images, taking turns."""
+"""The speed of a warm-up compared with a plain torch loop over the same network: steps of 100 images, taking turns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def measure(quick: bool) -> list[Figure]:
                 go()
                 if turn:  # the first sets things up
                     seconds[name].append(time.process_time() - began)
-        typical = {name: statistics.median(found) for name, found in seconds.items()}
+        typical = {name: statistics.median(measured) for name, measured in seconds.items()}
         best = min(typical[name] for name in typical if name.startswith("plain"))
         figures.append(Figure(f"{network}: plain loop in its best layout", BATCH / best, unit="images/s"))
         low = {"sgd, images as they are": 0.9}

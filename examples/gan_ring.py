@@ -80,12 +80,12 @@ def play(samples: Tensor, *, steps: int, rng: torch.Generator) -> Tensor:
         return generator(torch.randn(games, 1000, LATENT, generator=rng))
 
 
-def draw(found: dict[int, tuple[Tensor, Tensor]], path: Path) -> None:
+def draw(results: dict[int, tuple[Tensor, Tensor]], path: Path) -> None:
     """A panel for each number of samples: the GAN with the median of modes, its samples, and how all of them did."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4 * len(found), 4.4), layout="constrained")
-    for axes, (count, (samples, points)) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
+    figure = Figure(figsize=(4 * len(results), 4.4), layout="constrained")
+    for axes, (count, (samples, points)) in zip(figure.subplots(1, len(results)), results.items(), strict=True):
         modes = [covered(cloud) for cloud in points]
         typical = sorted(range(len(modes)), key=modes.__getitem__)[len(modes) // 2]
         axes.scatter(*samples[typical][:500].T.tolist(), s=6, color="#bbbbbb", label="what it learned from")
@@ -107,16 +107,16 @@ def main() -> None:
     asked = parser.parse_args()
     games, steps = (3, 300) if asked.quick else (8, 6000)
     torch.set_num_threads(1)  # the matrices are too small to share
-    found = {}
+    results = {}
     for count in SAMPLES:
         rng = torch.Generator().manual_seed(count)
         samples = ring(games, count, rng)
-        found[count] = samples, play(samples, steps=steps, rng=rng)
-        modes = [covered(cloud) for cloud in found[count][1]]
+        results[count] = samples, play(samples, steps=steps, rng=rng)
+        modes = [covered(cloud) for cloud in results[count][1]]
         print(
             f"{count:>5,} samples: modes covered {sum(modes) / games:.1f} of {MODES} in the mean ({modes})", flush=True
         )
-    draw(found, asked.out)
+    draw(results, asked.out)
     print(f"wrote {asked.out}")
 
 

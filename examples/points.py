@@ -35,7 +35,7 @@ def fit_points(
 
 
 class MLP(nn.Module):
-    """(B, D), (B,) noise, (B,) labels -> (B, out): blocks of a linear layer, told of noise and class, with skips."""
+    """(B, D), (B,) noise, (B,) labels -> (B, out): linear residual blocks, conditioned on noise and class."""
 
     def __init__(
         self, dimension: int, *, classes: int, width: int = 64, blocks: int = 2, out: int | None = None

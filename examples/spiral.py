@@ -2,7 +2,7 @@
 
 The arms are dense near the origin and thin out. Few points are enough where it is dense; where it is thin the model
 repeats what it saw or leaves it out, so the border between the classes that is learned from its samples is wrong there.
-That is the risk of training on synthetic images alone, and why private images are needed beside them.
+That is the risk of training on synthetic images alone, and why private images are needed in addition to them.
 
     python examples/spiral.py            writes docs/spiral.png, in two minutes or so
     python examples/spiral.py --quick    a fifth of the steps: to see that it runs, not what it shows

@@ -122,7 +122,7 @@ class ForkServer:
         place.mkdir()
         environment = {"DPVISION_HOME": str(home)} | ({"DPVISION_TEST_KEY": key} if key else {})
         if guard:
-            environment["DPVISION_OFFLINE"] = "1"  # a download is no fault, and the library for it starts processes
+            environment["DPVISION_OFFLINE"] = "1"  # a download is not an error, and its library starts processes
         request = {
             "words": [str(word) for word in words],
             "environment": environment,
@@ -141,11 +141,11 @@ class ForkServer:
         return Job(self._ask({"start": request}), place)
 
     def ended(self, job: Job, *, within: float) -> int | None:
-        """The exit code (below 0: the signal that ended it), or None if it goes on after so many seconds."""
+        """The exit code (below 0: the signal that ended it), or None if it still runs after this many seconds."""
         return self._ask({"wait": job.pid, "seconds": within})
 
     def wait(self, job: Job, *, seconds: float = 300.0) -> tuple[int, str, str]:
-        """(exit code, output, errors). A child that goes on for too long is killed, and an error."""
+        """(exit code, output, errors). A child that runs for too long is killed, which is an error."""
         code = self.ended(job, within=seconds)
         if code is None:
             os.kill(job.pid, signal.SIGKILL)

@@ -28,11 +28,11 @@ def distances_to_others(rows: Any, labels: Any, *, pairs: int, rng: np.random.Ge
     first = rng.integers(len(x), size=pairs)
     second = (first + rng.integers(1, len(x), size=pairs)) % len(x)
     squares = np.einsum("nd,nd->n", x, x)
-    found = []
+    results = []
     for start in range(0, pairs, AT_A_TIME):
         i, j = first[start : start + AT_A_TIME], second[start : start + AT_A_TIME]
         mixed = (x[i] + x[j]) / 2
         distance = squares - 2 * (mixed @ x.T) + np.einsum("nd,nd->n", mixed, mixed)[:, None]
         own = (y[i][:, None] == y) | (y[j][:, None] == y)
-        found.append(np.sqrt(np.maximum(np.where(own, np.inf, distance).min(1), 0)))
-    return np.concatenate(found).astype(np.float64)
+        results.append(np.sqrt(np.maximum(np.where(own, np.inf, distance).min(1), 0)))
+    return np.concatenate(results).astype(np.float64)

@@ -49,7 +49,7 @@ def files_of(words: list[str]) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    found = files_of(["train", *sys.argv[1:]])
-    for file, calls in sorted(found.items()):
+    results = files_of(["train", *sys.argv[1:]])
+    for file, calls in sorted(results.items()):
         print(f"{calls:8,} {file}")
-    print(f"{len(found)} files")
+    print(f"{len(results)} files")

@@ -69,11 +69,11 @@ def _errors(mu: float, nus: Floats, n: int, rows: int, width: int, rng: np.rando
     x, y = x - x.mean(0), y - y.mean()
     c_x, c_y = np.linalg.norm(x, axis=1).max(), np.abs(y).max()
     rng, noise_x, noise_y = rng.random((rows, n)), rng.normal(size=(rows, width)), rng.normal(size=rows)
-    found = []
+    results = []
     for nu in nus:
         m, sigma = nu * n / math.sqrt(rows), math.sqrt(2 / math.log1p((mu / nu) ** 2))
         mixing = (rng < m / n) / m
         mixed_x, mixed_y = mixing @ x + noise_x * (c_x * sigma / m), mixing @ y + noise_y * (c_y * sigma / m)
         estimate = np.linalg.lstsq(mixed_x, mixed_y, rcond=None)[0]
-        found.append(float(np.linalg.norm(estimate - beta) / np.linalg.norm(beta)))
-    return found
+        results.append(float(np.linalg.norm(estimate - beta) / np.linalg.norm(beta)))
+    return results

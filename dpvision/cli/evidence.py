@@ -100,16 +100,16 @@ def verify(
     from dpvision.released import signatures
 
     place = Path(os.path.abspath(target))
-    found, statement = signatures.verify(place, None if key is None else signatures.read_public_key(key))
+    signer_key, statement = signatures.verify(place, None if key is None else signatures.read_public_key(key))
     checked = _files(statement) if place.is_dir() else "the file"
     if key is None:
         raise PrivacyError(
-            f"{target}: {checked} as signed by key {found}, under the name {statement.signer!r}. This alone shows "
+            f"{target}: {checked} as signed by key {signer_key}, under the name {statement.signer!r}. This alone shows "
             "nothing about who signed: anyone can make a key and use any name. Fix: get the signer's public key from "
             f"a source that you trust, then `dpvision verify {shlex.quote(str(target))} --key SIGNER.pub`."
         )
     screen.say(f"valid: {checked} as signed by {statement.signer!r} on {statement.time[:10]}")
-    screen.table({"key": found, **({} if place.is_file() else {n: x.sha256 for n, x in statement.files.items()})})
+    screen.table({"key": signer_key, **({} if place.is_file() else {n: x.sha256 for n, x in statement.files.items()})})
     if place.is_dir() and (place / signatures.OPERATOR).is_dir():
         screen.say("note: operator/ is not covered. It is private to the operator and must never be handed over.")
 

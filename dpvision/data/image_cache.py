@@ -114,7 +114,7 @@ def _map(path: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Writer:
-    """Stores images one after the other; if anything fails, nothing is stored and reading goes on."""
+    """Stores images one after the other; if anything fails, nothing is stored and reading continues."""
 
     def __init__(self, name: str, shape: tuple[int, int, int, int]) -> None:
         self._name, self._shape, self._done = name, shape, 0

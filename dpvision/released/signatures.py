@@ -252,20 +252,20 @@ def _statement(place: Path, text: str) -> Statement:
 def _differences(folder: Path, signed: dict[str, Digest], present: Iterable[str]) -> list[str]:
     """Compare files with their digests; return what differs, in words."""
     there = set(present)
-    found = [f"{name!r} was not signed" for name in sorted(there - set(signed))]
+    differences = [f"{name!r} was not signed" for name in sorted(there - set(signed))]
     for name, wanted in sorted(signed.items()):
         try:
             if name not in there:
                 raise FileNotFoundError("is missing")
             actual = _digest(folder / name, expected=wanted.size)
         except FileNotFoundError:
-            found.append(f"{name!r} is missing")
+            differences.append(f"{name!r} is missing")
         except (OSError, ValueError) as exc:
-            found.append(f"{name!r}: {_reason(exc)}")
+            differences.append(f"{name!r}: {_reason(exc)}")
         else:
             if actual != wanted:
-                found.append(f"{name!r} has other content")
-    return found[:10] + ([f"and {len(found) - 10:,} more files"] if len(found) > 10 else [])
+                differences.append(f"{name!r} has other content")
+    return differences[:10] + ([f"and {len(differences) - 10:,} more files"] if len(differences) > 10 else [])
 
 
 def _digest(path: Path, *, expected: int | None = None) -> Digest:

@@ -8,7 +8,7 @@
     fit(config, n)            the recipe's own batch and learning rate, for n units
 
 Nothing here sees an image or a label. The rows of RULES are in the order in which they are tried; docs/which-recipe.md
-shows them, and `python -m benchmarks.auto` measures what they choose beside the other recipes. A setting of the method
+shows them, and `python -m benchmarks.auto` compares what they choose with the other recipes. A setting of the method
 that is given by hand (`by_hand`) makes `auto` the recipe `default`, to which the setting then applies.
 """
 
@@ -88,7 +88,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the rule: `when` says in words what `holds` tests."""
+    """One row of the rule: `when` describes in words what `holds` tests."""
 
     when: str
     recipe: str

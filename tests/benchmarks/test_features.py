@@ -1,4 +1,4 @@
-"""Collapse, distances and the simulation against what they are by definition."""
+"""Collapse, distances and the simulation, compared with their definitions."""
 
 from __future__ import annotations
 

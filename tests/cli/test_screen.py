@@ -21,7 +21,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Clock:
-    """The time for the lines, which passes only when the test says so, so that the machine's load decides nothing."""
+    """The time for the lines, which passes only when the test advances it, so that the load of the machine does not matter."""
 
     def __init__(self) -> None:
         self._now, self._looks, self._test = 0.0, 0, threading.current_thread()

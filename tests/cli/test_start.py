@@ -101,9 +101,9 @@ def test_a_confirmed_plan_states_the_noise_of_a_release() -> None:
 def test_the_search_for_the_noise_ends_where_halving_alone_does(case: tuple[float, float, int]) -> None:
     epsilon, rate, steps = case
     budget = Budget(epsilon, 1e-5)
-    found = calibrate.sigma(budget, rate=rate, steps=steps, confirm=False)
-    assert quick.epsilon(PoissonGaussian(rate, found, steps), 1e-5) <= epsilon
-    below = found * (1 - 2 * calibrate.PRECISION)
+    results = calibrate.sigma(budget, rate=rate, steps=steps, confirm=False)
+    assert quick.epsilon(PoissonGaussian(rate, results, steps), 1e-5) <= epsilon
+    below = results * (1 - 2 * calibrate.PRECISION)
     assert quick.epsilon(PoissonGaussian(rate, below, steps), 1e-5) > epsilon
 
 
@@ -120,12 +120,12 @@ def test_halving_follows_its_fixed_points() -> None:
             seen.append(x)
             return float(np.exp((end - x) * power) - 1)
 
-        found = calibrate._bisect(bad, good, excess)
+        results = calibrate._bisect(bad, good, excess)
         a, b, halvings = bad, good, 0
         while b - a > calibrate.PRECISION:
             middle, halvings = (a + b) / 2, halvings + 1
             a, b = (middle, b) if np.exp((end - middle) * power) > 1 else (a, middle)
-        assert found == b
+        assert results == b
         assert len(seen) <= halvings + calibrate.MAX_GUESSES + 2
         assert narrow == 1 or len(seen) < 0.8 * halvings
 

@@ -1,4 +1,4 @@
-"""Whether an accountant ever says too little: a lower bound on epsilon that shares no code with the accountants.
+"""Checks whether an accountant ever states too little: a lower bound on epsilon that shares no code with the accountants.
 
 One step of rate q and noise sigma has the worst pair P = (1 - q) N(0, sigma^2) + q N(1, sigma^2) and Q = N(0, sigma^2).
 The line is cut into cells, each with its mass under P and the least loss log(dP/dQ) in it, rounded down to a grid;
@@ -31,9 +31,9 @@ SETTINGS = (
     (0.002, 0.5, 100),
 )
 DELTAS = (1e-5, 1e-3)
-CELLS, REACH = 200_000, 9.0  # of x, up to so many standard deviations
+CELLS, REACH = 200_000, 9.0  # of x, and the range in standard deviations
 FINE = 0.02  # what rounding down may take off the loss of all steps, as a share of its spread
-WINDOW = 40.0  # the sum of losses is looked for within so many spreads
+WINDOW = 40.0  # the sum of losses is searched within this many standard deviations
 HIDDEN = 1e-11  # what the transform may add
 
 

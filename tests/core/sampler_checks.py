@@ -1,6 +1,6 @@
 """Whether a sampler makes an independent draw for every unit and step, at the rate that was charged.
 
-`suspicious` gets who took part in which step, and says what is not as it should be: a unit's rate, the rate of all, the
+`suspicious` takes who took part in which step, and returns what is not as expected: a unit's rate, the rate of all, the
 spread of batch sizes, units that come together (over all, and inside a group), steps that follow each other. It rejects
 shuffled epochs, batches of a fixed size, rates of one over the number of batches, classes drawn first, and empty
 batches that are drawn again. A sound sampler is suspected with a probability of about 1e-5.

@@ -69,7 +69,7 @@ def test_a_gaussian_is_itself() -> None:
 
 @pytest.mark.parametrize("event", [Gaussian(5.0), PoissonGaussian(0.05, 4.0, 100)], ids=["gaussian", "training"])
 def test_equal_later_events_count_one_by_one(event: Event) -> None:
-    """The same settings again are another look at the data: epsilon grows as that of so many looks, at least."""
+    """Repeating the same settings is another query: epsilon grows at least as for that number of queries."""
     for count in (2, 3, 6):
         total = adaptive.compose((event,) * count, DELTA)
         assert accountant.epsilon(total, DELTA) >= quick.lower_bound(Composed((event,) * count), DELTA) * 0.999

@@ -24,7 +24,7 @@ from tests.private.engine.small_networks import NETWORKS
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is done once per unit says so
+        warnings.simplefilter("ignore")  # operations that run once per unit warn about it
         yield
 
 

@@ -108,8 +108,8 @@ def test_a_person_is_the_same_in_every_file_and_split(tmp_path: Path) -> None:
             pq.write_table(made, folder / f"{name}.parquet", row_group_size=16)
         data = load(folder)
         assert data.test is not None and data.train.persons is not None and data.test.persons is not None
-        found = np.concatenate([data.train.persons, data.test.persons]).tolist()
-        assert len({*zip(found, (who[n] for n in order), strict=True)}) == len({*found}) == len({*who}) == 10
+        results = np.concatenate([data.train.persons, data.test.persons]).tolist()
+        assert len({*zip(results, (who[n] for n in order), strict=True)}) == len({*results}) == len({*who}) == 10
         assert check(folder).persons == len({who[n] for n in order[:70]})
 
 

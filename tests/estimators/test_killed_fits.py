@@ -1,4 +1,4 @@
-"""A fit that is killed cannot go on, so the next one destroys its key; those that live keep theirs."""
+"""A killed fit cannot continue, so the next one destroys its key; running fits keep theirs."""
 
 from __future__ import annotations
 

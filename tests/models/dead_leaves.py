@@ -14,7 +14,7 @@ from torch import Tensor
 SMALLEST, LARGEST = 3.0, 32.0  # radii in pixels
 CONTRAST = 0.21  # deviation of a disc's grey, about that of photographs
 DISCS = 200
-FINER = 2  # drawn with so many points for a pixel, each way
+FINER = 2  # points per pixel in each direction
 
 
 def dead_leaves(count: int, side: int, *, seed: int) -> Tensor:

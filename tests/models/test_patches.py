@@ -23,7 +23,7 @@ def _patches(shape: tuple[int, int, int] = (2, 13, 15), *, second: int = 0) -> P
 
 
 def _maps(bank: Bank, image: Tensor) -> Tensor:
-    """Both rectified maps of one image (C, H, W), in float64, as the formula says it."""
+    """Both rectified maps of one image (C, H, W), in float64, by the formula."""
     result = torch.zeros(2 * len(bank.dictionary), *bank.positions, dtype=torch.float64)
     for a in range(bank.positions[0]):
         for b in range(bank.positions[1]):

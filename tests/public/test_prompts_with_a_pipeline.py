@@ -1,4 +1,4 @@
-"""Images from words by a real pipeline, made here: tiny, with random weights, and loaded from its files."""
+"""Images from words by a real but tiny pipeline with random weights, which the test writes and loads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _tokenizer(place: Path) -> Any:
-    """Letters, each alone and at the end of a word."""
+    """Letters, in the middle and at the end of a word."""
     letters = [*"abcdefghijklmnopqrstuvwxyz{}"]
     words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{x}</w>" for x in letters)]
     (place / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
@@ -88,7 +88,7 @@ def test_a_folder_of_classes_that_train_can_use(folder: Path, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="other settings"):
         sample(str(folder), out, classes=["cat", "dog"], count=3, size=16, steps=2, seed=1)
     first = {p: _pixels(p) for p in sorted(out.rglob("*.png"))}
-    assert len({x.tobytes() for x in first.values()}) == 6  # every image has a seed of its own
+    assert len({x.tobytes() for x in first.values()}) == 6  # every image has its own seed
 
 
 def test_a_stopped_run_resumes_with_the_same_images(folder: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_stopped_run_resumes_with_the_same_images(folder: Path, tmp_path: Path
     lost.unlink()
     sample(str(folder), tmp_path / "stopped", **options)
     same = _pixels(tmp_path / "whole" / "train" / "cat" / "000001.png")
-    assert np.abs(_pixels(lost).astype(int) - same.astype(int)).max() <= 1  # rounding, by the size of the batch
+    assert np.abs(_pixels(lost).astype(int) - same.astype(int)).max() <= 1  # rounding depends on the batch size
 
 
 def test_the_prompt_and_the_seed_matter(folder: Path, tmp_path: Path) -> None:

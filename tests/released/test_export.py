@@ -1,4 +1,4 @@
-"""One file with everything: it says what the run says, answers as the network does, and replaces nothing."""
+"""One file with everything: it states what the run states, answers as the network does, and overwrites nothing."""
 
 from __future__ import annotations
 

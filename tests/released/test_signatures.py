@@ -248,12 +248,12 @@ FORGERIES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 def _state(folder: Path) -> dict[Path, object]:
     """Everything below a folder: its kind, its length and, unless it is huge, its bytes."""
-    found: dict[Path, object] = {}
+    results: dict[Path, object] = {}
     for path in folder.rglob("*"):
         status = path.lstat()
         small = stat.S_ISREG(status.st_mode) and status.st_size < 1 << 30
-        found[path] = (stat.S_IFMT(status.st_mode), path.read_bytes() if small else status.st_size)
-    return found
+        results[path] = (stat.S_IFMT(status.st_mode), path.read_bytes() if small else status.st_size)
+    return results
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
@@ -281,11 +281,11 @@ def test_the_key_of_somebody_else_or_none_is_refused(
     assert call(["verify", run, "--key", str(made / "keys" / "theirs.pub")], monkeypatch) == 4
     assert f"was signed by another key, {ours}" in capsys.readouterr().err
     assert call(["verify", run], monkeypatch) == 4
-    told = capsys.readouterr()
-    assert ours in told.err and "Anyone can make such a key" in told.err and "valid" not in told.out
+    output = capsys.readouterr()
+    assert ours in output.err and "anyone can make a key" in output.err and "valid" not in output.out
     assert call(["verify", run, "--key", ours], monkeypatch) == 0
-    told = capsys.readouterr()
-    assert "valid: 9 files as signed by 'City Hospital'" in told.out and "operator/ is not covered" in told.out
+    output = capsys.readouterr()
+    assert "valid: 9 files as signed by 'City Hospital'" in output.out and "operator/ is not covered" in output.out
     assert call(["verify", run, "--key", str(made / "keys" / "ours.key")], monkeypatch) == 2
     assert "must never leave the signer" in capsys.readouterr().err
     assert call(["verify", run, "--key", "0" * 63], monkeypatch) == 2
@@ -434,7 +434,7 @@ def test_signing_again_replaces_the_signature(made: Path, tmp_path: Path) -> Non
     key = read_key(made / "keys" / "theirs.key")
     again = sign(run, key, signer="again", account=_account_of(made, run))[1]
     np.testing.assert_equal(again.files, verify(made / "run", None)[1].files)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", again.time), "the second would tell how long a tuning run took"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", again.time), "the second would reveal how long a tuning run took"
     assert verify(run, signatures._as_hex(key.public_key()))[1].signer == "again"
 
 
@@ -491,7 +491,7 @@ def test_an_export_with_another_card_is_not_signed(made: Path, tmp_path: Path) -
 
 
 def test_weights_alone_need_their_card_and_a_run_its_ledger(made: Path, tmp_path: Path) -> None:
-    """Neither a header without a card nor a folder without its ledger says what was charged."""
+    """Neither a header without a card nor a folder without its ledger states what was charged."""
     key = read_key(made / "keys" / "ours.key")
     save_file({"weight": np.zeros(3, np.float32)}, tmp_path / "w.safetensors", metadata={"private": "yes"})
     with pytest.raises(DataError):

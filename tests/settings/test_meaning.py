@@ -38,14 +38,14 @@ def attack(rate: float, sigma: float, steps: int, prior: float, *, seed: int) ->
     The attacker knows all other records and the gradient of each candidate, which are orthogonal and of full length.
     The direction of a candidate that is not the record has noise only, so the likelihood ratio ranks them best.
     """
-    rng, named, found = np.random.default_rng(seed), round(prior * CANDIDATES), []
+    rng, named, results = np.random.default_rng(seed), round(prior * CANDIDATES), []
     for _ in range(BLOCKS):
         others = scores(rng.standard_normal((CANDIDATES - 1, steps)), rate, sigma)
         threshold = np.partition(others, -named)[-named]  # the record is named if its score is above this
         part = rng.random((TRIALS, steps)) < rate
         mine = scores(part / sigma + rng.standard_normal((TRIALS, steps)), rate, sigma)
-        found.append(float((mine > threshold).mean()))
-    return float(np.mean(found)), float(np.std(found) / math.sqrt(BLOCKS))
+        results.append(float((mine > threshold).mean()))
+    return float(np.mean(results)), float(np.std(results) / math.sqrt(BLOCKS))
 
 
 @pytest.mark.parametrize("event", [*WITH_ONE, *SAMPLED], ids=str)

@@ -1,4 +1,4 @@
-"""Files that somebody made by hand, with a digest that fits: one clear error, whatever their header says."""
+"""Hand-made files with a digest that fits get one clear error, whatever their header states."""
 
 from __future__ import annotations
 

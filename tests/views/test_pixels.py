@@ -1,4 +1,4 @@
-"""Cutout, colours and resized crops: against plain references, one image at a time, and their laws."""
+"""Cutout, colours and resized crops, compared with simple references one image at a time, and their distributions."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ TINY = 1e-30
 SMALL_SQUARE = 1e-26
 # Norms are computed of this many float32 numbers at a time and combined in float64: relative error below 2^-15.
 BLOCK = 1024
-# Up to this many numbers, all units are added at once, so many values at a time.
+# Up to this many numbers, all units are added at once, in blocks of this many values.
 SMALL, SMALL_AT_ONCE = 1 << 14, 1 << 15
 # On an accelerator, all units are always added at once, this many values at a time.
 AT_ONCE = 1 << 25

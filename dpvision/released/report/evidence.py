@@ -6,7 +6,7 @@
     metadata   the head of a model card, as the Hugging Face Hub reads it
 
 The questions are in our words. An answer states what the card shows and names the entries that it rests on. Where the
-card shows nothing, or only a part, the document says what is left for people; it never asserts more than the card.
+card shows nothing, or only a part, the document states what is left for people; it never asserts more than the card.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def scatter_centred() -> Config:
     steps over all of them, and a learning rate that follows from n and epsilon.
     Command: dpvision train DATA --epsilon 3 --recipe scatter-centred
     Hardware and minutes: 2 CPU cores; less than a minute for 5,000 images of 28 pixels.
-    Expect: benchmarks/auto.py measures it beside the others.
+    Expect: benchmarks/auto.py compares it with the others.
     """
     return replace(patches(), recipe="scatter-centred", model="scatter-linear-centred", prior=None)
 
@@ -96,7 +96,7 @@ def linear_centred() -> Config:
     Paper: none; the head of `patches` on pixels. For images that are too small for scattering or patches.
     Command: dpvision train digits --epsilon 3 --recipe linear-centred
     Hardware and minutes: 2 CPU cores; digits 2 s.
-    Expect: benchmarks/auto.py measures it beside the others.
+    Expect: benchmarks/auto.py compares it with the others.
     """
     return replace(scatter_centred(), recipe="linear-centred", model="linear-centred")
 

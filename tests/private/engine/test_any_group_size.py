@@ -1,4 +1,4 @@
-"""Ordinary ways to write a network work for every size of a group: a crash would tell how many units were drawn."""
+"""Ordinary ways to write a network work for every size of a group: a crash would reveal how many units were drawn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = (1, 2, 15, 16, 17, 33)
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is done once per unit says so
+        warnings.simplefilter("ignore")  # operations that run once per unit warn about it
         yield
 
 

@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is done once per unit says so
+        warnings.simplefilter("ignore")  # operations that run once per unit warn about it
         yield
     torch.set_num_threads(before)
 
@@ -123,12 +123,12 @@ def test_a_unit_has_the_same_bits_however_it_is_computed(
         expected = ClippedSum(copy.deepcopy(model), each_loss, clip=0.5).gradients(images, targets, [1, 2] * 9)
         with monkeypatch.context() as patch:
             patch.setattr(rule, constant, value)
-            found = ClippedSum(model, each_loss, clip=0.5).gradients(images, targets, [1, 2] * 9)
-            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+            results = ClippedSum(model, each_loss, clip=0.5).gradients(images, targets, [1, 2] * 9)
+            torch.testing.assert_close(results, expected, rtol=1e-3, atol=1e-5)
             _require_same_bits(model, images, targets, [1], permutations=1)
             _require_same_bits(model, images, targets, [1, 4, 2], permutations=1)
         oracle = unit_gradients(model, images, targets, [1, 2] * 9)
-        torch.testing.assert_close(found.double(), oracle, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(results.double(), oracle, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -1,4 +1,4 @@
-"""What mixes images, keeps statistics, draws at random or cannot be told apart by image is refused by name."""
+"""Layers that mix images, keep statistics, draw at random or cannot be attributed to one image are refused by name."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Counting(Featured):
 
     @property
     def images(self) -> int:
-        """Without the blank ones, which only tell the shape."""
+        """Without the blank ones, which only show the shape."""
         return sum(n for n in self.calls if n > 1)
 
 
@@ -57,6 +57,6 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGKILL)
 
     parts = Counting(network())
-    found = cache.load_or_compute(parts, records(), key=OF, progress=progress)
-    digest = hashlib.blake2b(found.tobytes()).hexdigest()
+    results = cache.load_or_compute(parts, records(), key=OF, progress=progress)
+    digest = hashlib.blake2b(results.tobytes()).hexdigest()
     print(json.dumps({"images": parts.images, "digest": digest}))

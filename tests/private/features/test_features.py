@@ -54,7 +54,7 @@ def test_stopped_after_any_round(stage: int) -> None:
 
 
 def test_what_was_left_of_other_records_is_not_used() -> None:
-    """A partial file that was moved under the name of others, with its progress, has their shape and says who it is."""
+    """A partial file that was moved under the name of others, with its progress, has their shape but its own name."""
     with pytest.raises(Stopped):
         cache.load_or_compute(network(), records(seed=1), key=("others",), progress=_stop)
     for suffix in (".partial", ".progress"):
@@ -102,7 +102,7 @@ def test_ranks_with_two_homes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_rank_asks_for_the_lock_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another run has the lock, messages go on: no rank is taken for lost."""
+    """While another run holds the lock, messages continue: no rank is considered lost."""
     asked: list[bool] = []
 
     class Chatty(distributed.Team):

@@ -96,7 +96,7 @@ def test_a_spent_budget_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_account_of_persons_is_refused(tmp_path: Path) -> None:
-    """A row is an image; what it tells about a person with many is not counted here."""
+    """A row is an image; what it reveals about a person with several images is not counted here."""
     ledger = new_ledger(tmp_path)
     ledger.open(BUDGET, unit="person")
     with pytest.raises(PrivacyError, match="protects persons"):
@@ -132,7 +132,7 @@ def test_noise_has_the_stated_variance_in_every_part(name: str, tmp_path: Path, 
 
 @pytest.mark.parametrize("name", ["gd", "newton", "moments", "lda", "lda, private covariance"])
 def test_sums_are_divided_by_the_public_number(name: str, tmp_path: Path) -> None:
-    """What a method gets is the sum; the same noisy sum with another n gives what that n says."""
+    """What a method gets is the sum; the same noisy sum with another n gives what that n implies."""
     plan = HeadSetup.of(
         SETTINGS[name]["method"], {k: v for k, v in SETTINGS[name].items() if k not in ("method", "public")}
     )

@@ -1,4 +1,4 @@
-"""Each method computes what its formula says, is as good as its counterpart without noise, and useless with too much."""
+"""Each method computes what its formula states, is as good as its counterpart without noise, and useless with too much."""
 
 from __future__ import annotations
 

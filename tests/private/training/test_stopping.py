@@ -71,7 +71,7 @@ def test_geometric_and_logarithmic_by_their_own_formulas() -> None:
 @pytest.mark.parametrize("stop", STOPS, ids=str)
 @pytest.mark.parametrize("sigma", [0.7, 4.0])
 def test_the_bound_is_above_the_truth_of_gaussian_trials(stop: Stopping, sigma: float) -> None:
-    """A trial tells its noisy number and is scored by it: delta of the whole, exactly, against the bound's epsilon."""
+    """A trial reveals its noisy number and is scored by it: delta of the whole, exactly, against the bound's epsilon."""
     mu = 1 / sigma
     for delta in (1e-2, 1e-4, 1e-6):
         stated = tuning.bound(
@@ -117,7 +117,7 @@ def test_randomized_response(stop: Stopping) -> None:
 
 @pytest.mark.parametrize("stop", STOPS, ids=str)
 def test_a_rare_breach_is_as_many_times_as_likely_as_there_are_trials(stop: Stopping) -> None:
-    """A trial that tells all with chance `rare`, and then is the best: no epsilon holds below 1 - E[(1 - rare)^K]."""
+    """A trial that reveals all with probability `rare`, and then is the best: no epsilon holds below 1 - E[(1 - rare)^K]."""
     rare = 1e-4
     truth = 1 - float(generating(stop, np.array(1 - rare)))
     assert rare < truth < 1.01 * stop.mean * rare

@@ -1,4 +1,4 @@
-"""Augmentation: each change alone does what its number says, and nothing changes where all are 0."""
+"""Augmentation: each change alone does what its number states, and nothing changes where all are 0."""
 
 from __future__ import annotations
 

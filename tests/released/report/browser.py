@@ -1,4 +1,4 @@
-"""Debian's chromium without a window: one for all tests, and for the pictures in docs.
+"""Headless chromium, one instance for all tests, and for the pictures in docs.
 
 python tests/released/report/browser.py PAGE OUT.png WIDTH HEIGHT TOP [dark]      a picture of a page, from TOP down
 """
@@ -19,9 +19,9 @@ DESKTOP, PHONE = (1280, 900), (390, 844)
 
 
 def missing() -> str | None:
-    """Why no page can be opened here."""
+    """Return the reason why no page can be opened here, if there is one."""
     if not (CHROMIUM and DRIVER):
-        return "no chromium here; on Debian, as root: apt-get install -y chromium chromium-driver"
+        return "chromium is missing; on Debian, as root: apt-get install -y chromium chromium-driver"
     if find_spec("selenium") is None or find_spec("axe_core_python") is None:
         return "selenium or axe-core-python is missing: pip install -c constraints.txt -e '.[dev]'"
     return None
@@ -29,7 +29,7 @@ def missing() -> str | None:
 
 @contextmanager
 def opened() -> Iterator[Any]:
-    """A browser that can reach nothing but files."""
+    """Open a browser that can read local files only."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

@@ -55,7 +55,7 @@ def make(folder: Path, *, event: Event = EVENT, config: dict[str, Any] | None = 
 
 
 def weigh(run: Run) -> None:
-    """A weights file that fits what the run says of itself."""
+    """A weights file that agrees with the run."""
     facts, config = run.facts(), run.config()
     header = {
         "event": json.dumps(facts["event"]),

@@ -172,10 +172,10 @@ def test_the_verb_writes_the_document_and_the_card_that_it_rests_on(
 ) -> None:
     run = make(tmp_path / "run")
     assert call(["evidence", str(run.folder), "--json"], monkeypatch) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     assert not (run.folder / "card.json").exists() and not (run.folder / "evidence.html").exists()
     assert call(["evidence", str(run.folder)], monkeypatch) == 0
-    assert told == json.loads(everything(card_of(run)))
+    assert printed == json.loads(everything(card_of(run)))
     text = (run.folder / "evidence.html").read_text()
     assert NAME in text and "ward-7" not in text
     assert call(["evidence", str(tmp_path)], monkeypatch) == 2

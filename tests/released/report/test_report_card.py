@@ -1,4 +1,4 @@
-"""The card says what the accountant proves, refuses what it cannot, and takes nothing from the operator's folder."""
+"""The card states what the accountant proves, refuses what it cannot, and takes nothing from the operator's folder."""
 
 from __future__ import annotations
 

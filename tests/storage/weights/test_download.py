@@ -406,7 +406,7 @@ def test_a_converted_file_is_trusted_on_first_use(own_home: Path) -> None:
 
 
 def test_only_a_pinned_digest_shows_where_weights_come_from(address: str, pinned: str, own_home: Path) -> None:
-    """Any file may be placed under a name without a digest: what its name says is the user's word."""
+    """Any file may be placed under a name without a digest: its name is only what the user claims."""
     place = own_home / "weights" / "efficientnet-lite0.safetensors"
     place.parent.mkdir(parents=True)
     place.write_bytes(weights_file(7))

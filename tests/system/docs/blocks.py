@@ -40,13 +40,13 @@ class Block:
 
     @property
     def lines(self) -> list[str]:
-        """What is typed; a line that ends in a backslash goes on in the next."""
+        """The lines to type; a line that ends in a backslash continues in the next."""
         typed = re.sub(r"\\\n\s*", "", self.text).splitlines()
         return [x.removeprefix("$ ") for x in typed if x.startswith("$ ")] if self.kind == "console" else typed
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """The blocks of a page in their order."""
+    """Yield the blocks of a page in order."""
     lines, reason, at = (ROOT / page).read_text(encoding="utf-8").splitlines(), None, 0
     while at < len(lines):
         line, first = lines[at], at
@@ -70,9 +70,9 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def commands(page: str) -> Iterator[tuple[str, list[str], bool]]:
-    """(place, words behind `dpvision`, whether it is whole) of every command on a page.
+    """Yield (place, words after `dpvision`, whether it is complete) for every command on a page.
 
-    In blocks that are no Python they are whole; in the text a verb may be named alone, as in `dpvision train`.
+    Commands in blocks other than Python are complete; in the text a verb may appear alone, as in `dpvision train`.
     """
     for block in blocks(page):
         for line in block.lines if block.kind != "python" else ():
@@ -92,6 +92,6 @@ def _is_python(text: str) -> bool:
 
 
 def _goes_on(lines: list[str], at: int) -> bool:
-    """An empty line inside an indented block."""
+    """Return whether an empty line is inside an indented block."""
     behind = next((x for x in lines[at:] if x.strip()), "")
     return not lines[at].strip() and behind.startswith("    ")

@@ -1,4 +1,4 @@
-"""Every code block of the documentation runs, page by page, in a folder and with a ledger of the page's own."""
+"""Every code block of the documentation runs, page by page, in a separate folder and with a separate ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.one_thread import one_thread
 from tests.system.docs.blocks import PAGES, Block, blocks, words
 
 assert one_thread
-# Blocks that cannot run here: each says why, and there are few of them.
+# The number of blocks that may be marked as not run; each states why.
 ALLOWANCE = 12
 RUN = [page for page in PAGES if any(b.kind in ("python", "sh", "console") for b in blocks(page))]
 
@@ -28,7 +28,7 @@ RUN = [page for page in PAGES if any(b.kind in ("python", "sh", "console") for b
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": page}
-    with patch.dict(WAYS), patch.dict(FORMULAS), patch.dict(OPERATIONS):  # pages register methods of their own
+    with patch.dict(WAYS), patch.dict(FORMULAS), patch.dict(OPERATIONS):  # pages register methods
         for block in blocks(page):
             if block.not_run is None and block.kind == "python":
                 exec(compile(block.text, str(block), "exec"), names)
@@ -38,14 +38,14 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
 
 
 def run(line: str, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command, in this process: with the exit code in the comment after it, or 0."""
+    """Run a command in this process, and require the exit code in the comment after it, or 0."""
     typed = words(line)
     if not typed:
         return
     if made := re.fullmatch(r"export (\w+)=\$\(mktemp -d\)", line):
         monkeypatch.setenv(made[1], tempfile.mkdtemp())
         return
-    assert typed[0] == "dpvision", f"{block}: {line!r} is no command of ours. Fix: mark the block as not run."
+    assert typed[0] == "dpvision", f"{block}: {line!r} is not a dpvision command. Fix: mark the block as not run."
     if typed[1] == "audit":
         typed += ["--confidence", "0.999999"]  # by default a true claim is refuted once in twenty audits
     match = re.search(r"#.*exit code (\d+)", line)
@@ -65,7 +65,7 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
 
 
 def test_no_code_hides_in_a_block_of_text() -> None:
-    """What was printed stands in text blocks; what is typed does not."""
+    """Text blocks show output; commands and code are in other blocks."""
     hidden = [
         f"{block}: {line}"
         for page in PAGES

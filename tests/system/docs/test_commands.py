@@ -1,4 +1,4 @@
-"""Every command and option that the documentation names is one of the command line's."""
+"""Every command and option that the documentation names exists."""
 
 from __future__ import annotations
 

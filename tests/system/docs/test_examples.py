@@ -1,4 +1,4 @@
-"""The example with persons runs from the images to the ledger, on digits, and tells what is so."""
+"""The example with persons runs from the images to the ledger, on digits, and its statements are true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.system.fuzz ROOT` runs again what a campaign kept in ROOT/faults.jsonl, and tells what comes of it now."""
+"""`python -m tests.system.fuzz ROOT` repeats the failures that a campaign stored in ROOT/faults.jsonl, and prints the results."""
 
 from __future__ import annotations
 

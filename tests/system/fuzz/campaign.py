@@ -52,7 +52,7 @@ class Campaign:
         return self.root / "faults.jsonl"
 
     def attempt(self, what: str, seed: int) -> None:
-        """`what` is "read" or "call". A failure is kept, and tells where."""
+        """`what` is "read" or "call". A failure is stored with its place."""
         try:
             getattr(self, what)(Random(seed))
         except AssertionError as exc:

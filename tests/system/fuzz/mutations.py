@@ -155,7 +155,7 @@ def _toml(rng: Random, data: bytes) -> bytes:
 
 
 def _safetensors(rng: Random, data: bytes) -> bytes:
-    """The header changed; in most cases its digest is made good again, so that what it says is believed."""
+    """The header changed; in most cases its digest is made good again, so that its content is believed."""
     size = int.from_bytes(data[:8], "little")
     table, body = json.loads(data[8 : 8 + size]), data[8 + size :]
     inner = json.loads(table.get("__metadata__", {}).get("dpvision", "{}"))

@@ -1,4 +1,4 @@
-"""Count kills: `python -m tests.system.kills --kills 25` kills every long verb so many times and prints a line for each."""
+"""Count kills: `python -m tests.system.kills --kills 25` kills every long verb 25 times and prints a line for each."""
 
 from __future__ import annotations
 

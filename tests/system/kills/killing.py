@@ -4,7 +4,7 @@ nothing lost             the end has the same bits as if nobody had disturbed it
 nothing under-counted    noise is on disk only where its charge is in the ledger, and it is charged once, in full
 nothing half written     what has its name is whole: tables and headers can be read after every kill
 nothing left over        of a key that noise was drawn from, no copy is left at the end
-a clear message          a command that refuses to go on says that its work is done, and it is
+a clear message          a command that refuses to continue states that its work is done, and it is
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _one_life(
         (charge,) = actual.charges
         assert charge.private == (key is None)
         card = json.loads((world.out / "card.json").read_text())["guarantee"]["epsilon"]
-        assert card is None if key else 0 < card <= actual.spent(), f"{verb.name}: tells {card}, more than was charged"
+        assert card is None if key else 0 < card <= actual.spent(), f"{verb.name}: states {card}, more than was charged"
         _no_copy_of_the_key(verb, world, keys)
         assert verb.trains or not rows - {result["rows-00000.safetensors"]}, "two different noises were drawn"
 

@@ -36,7 +36,7 @@ def test_the_ledger_does_not_depend_on_the_clock(server: ForkServer, world: Worl
         code, _, err = server.run(shift, *_train(world, name, *more), home=world.home, key=KEY + name, call=SHIFTED)
         assert code == 0, err
         for path in (world.home / "ledgers").iterdir():
-            os.utime(path, (0, 0))  # nor on what the file system says
+            os.utime(path, (0, 0))  # nor on the times of the file system
     result = account(world.home)
     years = [charge.time[:4] for charge in result.charges]
     assert len(result.charges) == 3 and years[1] < years[0] < years[2], "the clock was really shifted"

@@ -59,7 +59,7 @@ def test_a_full_disk_charges_nothing_that_is_lost(
 def test_files_that_can_not_grow(
     verb: Verb, server: ForkServer, supplies: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """No root needed: every file may have so many bytes at most."""
+    """Needs no root privileges: limits the size of every file."""
     whole = undisturbed(verb)
     largest = max(len(data) for data in whole.result.values())
     world = World(tmp_path / "small", supplies)

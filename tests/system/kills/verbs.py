@@ -42,7 +42,7 @@ class World:
 
 @dataclass(frozen=True)
 class Verb:
-    """`words` is the command that goes on from what is there; `files` are those that must be the same bits each time."""
+    """`words` is the command that continues from what exists; `files` must have the same bits each time."""
 
     name: str
     words: Callable[[World], Words]

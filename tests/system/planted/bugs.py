@@ -1,6 +1,6 @@
 """Bugs that were found in differential privacy software, planted into ours: what, from where, and who catches it.
 
-`number` is the kind of fault (one may be planted in several places), `source` where it was published, and `killers` are
+`number` is the kind of bug (one may be planted in several places), `source` where it was published, and `killers` are
 checks of suite.py that raise an alarm; others may too (`make test-slow` prints the table).
 """
 
@@ -98,7 +98,7 @@ BUGS = (
         by="sampler of training",
     ),
     _bug(
-        11, "class coins accounted as if nobody saw them", "NeuroMixGDP-HS; Bun et al., arXiv 2007.12674",
+        11, "draws of classes accounted as if they were secret", "NeuroMixGDP-HS; Bun et al., arXiv 2007.12674",
         (RELEASES, "return ClassScheduled(sigma, self.rates, tuple(int(count) for count in self.table[first:].sum(0)))",
          "seen = zip(self.rates, self.table.mean(0), strict=True)\n"
          "        return ClassScheduled(sigma, tuple(float(r * p) for r, p in seen), (self.rows,) * len(self.rates))"),

@@ -1,4 +1,4 @@
-"""Bugs that only whole runs show: in what a run reads, plans, draws, keeps and says. Numbers go on from bugs.py."""
+"""Bugs that only whole runs show: in what a run reads, plans, draws, stores and prints. Numbered as in bugs.py."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ BUGS_OF_RUNS = (
         by="replay whole runs, units apart: training",
     ),
     _bug(
-        43, "candidates in turn instead of by draw", "grid search charged as a random one; Papernot and Steinke 2022",
+        43, "candidates in turn instead of at random", "grid search charged as a random one; Papernot and Steinke 2022",
         (TUNE, WHICH, "which = (number - 1) % len(prepared.candidates)"), by="law of tuning",
     ),
     _bug(
@@ -86,7 +86,7 @@ BUGS_OF_RUNS = (
         (TUNE, HOW_MANY, "range(1, round(prepared.stopping.mean) + 1)"), by="law of tuning",
     ),
     _bug(
-        43, "the number of trials by another law of the same mean", "Papernot and Steinke 2022",
+        43, "the number of trials from another distribution with the same mean", "Papernot and Steinke 2022",
         (TUNE, HOW_MANY, "range(1, stopping.stopping(prepared.stopping.mean, 1.0 - prepared.stopping.eta).draw() + 1)"),
         by="law of tuning",
     ),
@@ -95,28 +95,28 @@ BUGS_OF_RUNS = (
         (TUNE, HOW_MANY, "range(1, max(prepared.stopping.draw(), len(prepared.candidates)) + 1)"), by="law of tuning",
     ),
     _bug(
-        43, "trials go on until one is good", "optional stopping; Liu and Talwar 2019",
+        43, "trials continue until one is good", "optional stopping; Liu and Talwar 2019",
         (TUNE, "        watch(number)\n", "        watch(number)\n        if score >= 3:\n            break\n"),
         by="law of tuning",
     ),
     _bug(
-        44, "steps by the true number of units although it is declared", "Synthcity; arXiv 2602.17454 (analogue)",
+        44, "steps from the true number of units although it is declared", "Synthcity; arXiv 2602.17454 (analogue)",
         (COMPUTED, N, "    true = n\n" + N),
         (COMPUTED, "steps = default_steps(n, batch) if config", "steps = default_steps(true, batch) if config"), by="declared",
     ),
     _bug(
-        44, "the batch by the true number of units although it is declared", "opacus #571 (analogue)",
+        44, "the batch from the true number of units although it is declared", "opacus #571 (analogue)",
         (COMPUTED, N, "    true = n\n" + N),
         (COMPUTED, "default_batch(n) if config.batch is None", "min(n, default_batch(true)) if config.batch is None"),
         by="declared",
     ),
     _bug(
-        44, "the rank of a release by the true number of images", "Synthcity; arXiv 2602.17454 (analogue)",
+        44, "the rank of a release from the true number of images", "Synthcity; arXiv 2602.17454 (analogue)",
         ("dpvision.settings.release", "        n = self.public_number(n)", "        true = n\n        n = self.public_number(n)"),
         ("dpvision.settings.release", "rank = self._rank(n) if", "rank = self._rank(true) if"), by="declared",
     ),
     _bug(
-        44, "a covariance of lda by the true number of rows", "Synthcity; arXiv 2602.17454 (analogue)",
+        44, "a covariance of lda from the true number of rows", "Synthcity; arXiv 2602.17454 (analogue)",
         ("dpvision.private.statistics.head_run", "enough = config.n * config.epsilon >",
          "enough = len(self.data.train) * config.epsilon >"), by="declared",
     ),
@@ -126,25 +126,25 @@ BUGS_OF_RUNS = (
          "for start in range(0, min(len(self._features), 4096), 1024):"), by="branches",
     ),
     _bug(
-        45, "kept features named without the records", "NeuroMixGDP and Handcrafted-DP keep files without the data's name",
-        (NETWORK, "return identify(split)[1], str(self", "return str(len(split)), str(self"), by="kept features",
+        45, "cached features named without the records", "NeuroMixGDP and Handcrafted-DP keep files without the data's name",
+        (NETWORK, "return identify(split)[1], str(self", "return str(len(split)), str(self"), by="cached features",
     ),
     _bug(
-        45, "kept rows of an encoder named without the records", "Handcrafted-DP keeps files without the data's name",
-        (ENCODERS, 'return identify(split)[1], "rows"', 'return str(len(split)), "rows"'), by="kept features",
+        45, "cached rows of an encoder named without the records", "Handcrafted-DP keeps files without the data's name",
+        (ENCODERS, 'return identify(split)[1], "rows"', 'return str(len(split)), "rows"'), by="cached features",
     ),
     _bug(
-        45, "kept features named without the network's weights", "NeuroMixGDP keeps files without the encoder's name",
+        45, "cached features named without the network's weights", "NeuroMixGDP keeps files without the encoder's name",
         (NETWORK, "self.config.part, cache.digest(parts), cache", "self.config.part, cache"),
-        by="kept features",
+        by="cached features",
     ),
     _bug(
-        45, "kept features of the same images in another order", "digests of a set where the order counts",
-        (NETWORK, "return identify(split)[1], str(self", "return identify(split)[0], str(self"), by="kept features",
+        45, "cached features of the same images in another order", "digests of a set where the order counts",
+        (NETWORK, "return identify(split)[1], str(self", "return identify(split)[0], str(self"), by="cached features",
     ),
     _bug(
-        45, "kept rows of an encoder of the same images in another order", "digests of a set where the order counts",
-        (ENCODERS, 'return identify(split)[1], "rows"', 'return identify(split)[0], "rows"'), by="kept features",
+        45, "cached rows of an encoder of the same images in another order", "digests of a set where the order counts",
+        (ENCODERS, 'return identify(split)[1], "rows"', 'return identify(split)[0], "rows"'), by="cached features",
     ),
     _bug(
         45, "data named by its labels in any order", "digests of a set where the order counts",
@@ -167,12 +167,12 @@ BUGS_OF_RUNS = (
          "    load_weights(state.ema if best else state.weights"), by="held out",
     ),
     _bug(
-        47, "noise from the stream of the coins", "noise reused: who was drawn can be read off the noise",
+        47, "noise from the stream of the sampler", "noise reused: who was drawn can be read off the noise",
         (GATE, 'return self._key.stream("noise", step=number', 'return self._key.stream("sampling", step=number'),
         by="replay train",
     ),
     _bug(
-        47, "the same coins on all ranks", "opacus #662 (analogue)",
+        47, "the same draws on all ranks", "opacus #662 (analogue)",
         (GATE, 'self.stream("sampling", step, rank=rank', 'self.stream("sampling", step, rank=0'),
         by="sampler of training",
     ),
@@ -189,17 +189,17 @@ BUGS_OF_RUNS = (
         (LINKS, 'sender.to_bytes(2, "big") + receiver.to_bytes(2, "big")', 'receiver.to_bytes(4, "big")'), by="links",
     ),
     _bug(
-        47, "a changed learning rate goes on with the same noise", "noise reused after a resume or a fork",
+        47, "the same noise after the learning rate has changed", "noise reused after a resume or a fork",
         (CONFIG, "lr: float = setting(4.0,", 'lr: float = setting(4.0, names_branch="never",'), by="branches",
     ),
     _bug(
-        47, "a state that nobody signed goes on with the same noise", "a check that passes what it does not find, CWE-347",
+        47, "an unsigned state continues with the same noise", "a check that passes what it does not find, CWE-347",
         (STATE, 'if key is not None and header.get("signature") != key.sign(header["digest"]):',
          'if key is not None and header.get("signature") not in (None, key.sign(header["digest"])):'),
         by="resume",
     ),
     _bug(
-        47, "changed before the first checkpoint, it goes on with the same noise", "noise reused after a resume or a fork",
+        47, "the same noise after a change before the first checkpoint", "noise reused after a resume or a fork",
         (STATE, "if key and state.branch and config.hash() == before.hash() and",
          "if key and state.branch and (config.hash() == before.hash() or not state.step) and"), by="resume",
     ),
@@ -209,7 +209,7 @@ BUGS_OF_RUNS = (
          "path=(*state.path, charged_here(state)) if state.branch and state.step else"), by="resume",
     ),
     _bug(
-        48, "rows of a release drawn at a rate by the true number of images", "opacus #571, #819 (analogue)",
+        48, "rows of a release drawn at a rate from the true number of images", "opacus #571, #819 (analogue)",
         ("dpvision.core.sampling", "drawn = bernoulli(stream, len(present) * len(rows), rate=self.rate)",
          "drawn = bernoulli(stream, len(present) * len(rows), rate=min(1.0, self.rate * self.n / max(1, len(present))))"),
         by="sampler of releases",
@@ -257,7 +257,7 @@ BUGS_OF_RUNS = (
         by="units apart: rows, replay whole runs",
     ),
     _bug(
-        49, "second moments of public gradients refreshed by the true number of images", "schedules by private sizes",
+        49, "second moments of public gradients refreshed from the true number of images", "schedules by private sizes",
         (ASSISTANT, "state.weights, state.step, self._config,", "state.weights, state.step, replace(self._config, n=self._private),"),
         (ASSISTANT, "        public = prepared.public.images\n",
          "        public = prepared.public.images\n        self._private = len(prepared.data.train)\n"),
@@ -269,7 +269,7 @@ BUGS_OF_RUNS = (
         by="accounts",
     ),
     _bug(
-        50, "ties of a tuning go to the first trial", "the proof breaks ties by a coin; arXiv 2402.06701",
+        50, "ties of a tuning go to the first trial", "the proof breaks ties at random; arXiv 2402.06701",
         (TUNE, "secrets.randbits(64), trial", "-number, trial"), by="law of tuning",
     ),
     _bug(

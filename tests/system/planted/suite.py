@@ -1,6 +1,6 @@
 """The privacy suite: checks of the real code, each returning its alarms in words; none on code that is sound.
 
-replay ...             neighbours with the same coins, of every mechanism (tests/system/replay/mechanisms.py)
+replay ...             neighbours with the same random draws, of every mechanism (tests/system/replay/mechanisms.py)
 ranks                  the same for two ranks, whose messages stay in this process
 links                  no two messages of any two ranks are sealed under the same nonce
 noise, keys            law, grid and streams of the noise; fresh keys
@@ -75,7 +75,7 @@ else:
     ON_DEVICES = importlib.import_module("tests.system.planted.devices").CHECKS
 Check = Callable[[int], list[str]]  # of a seed
 
-# Neighbours that show most, and how many records they are beside.
+# Neighbours that show most, and the number of records that they are added to.
 TELLING = ("huge", "nan", "last of its class", "opposite", "one number")
 SIZES = (7, 0, 3)
 DEVIATION = 2.0**33  # of the noise, in grid steps: so fine that draws hardly repeat
@@ -162,7 +162,7 @@ def _links(_seed: int) -> list[str]:
     return [] if len(set(sent)) == len(sent) == 36 else ["two messages are sealed under the same nonce"]
 
 
-# Noise and coins
+# Noise and draws
 
 
 def _noise(seed: int) -> list[str]:
@@ -267,8 +267,8 @@ def _in_rows(sampler: Poisson | Scheduled, labels: np.ndarray, key: Key) -> np.n
 
 
 def _accountant(_seed: int) -> list[str]:
-    results = [f"dp-accounting says {x}" for x in accountant_checks.too_low(accountant.epsilon)]
-    results += [f"the quick one says {x}" for x in accountant_checks.too_low(quick.epsilon)]
+    results = [f"dp-accounting states {x}" for x in accountant_checks.too_low(accountant.epsilon)]
+    results += [f"the quick accountant states {x}" for x in accountant_checks.too_low(quick.epsilon)]
     for budget, rate, steps in ((Budget(1.0, 1e-5), 1.0, 10), (Budget(3.0, 1e-5), 0.1, 40)):
         sigma = calibrate.sigma(budget, rate=rate, steps=steps)
         if accountant.epsilon(PoissonGaussian(rate, sigma, steps), budget.delta) > budget.epsilon:
@@ -289,7 +289,7 @@ def _ledger(_seed: int) -> list[str]:
         finally:
             os.fsync = real
         if synced.count(str(ledger.path)) < 2:
-            results.append("a charge is not on the disk when it is said to be")
+            results.append("a charge is not on the disk although it is reported to be")
         account = Ledger(path, "ab" * 16).account()
         spent = account.spent()
         if not spent == account.spent() == Ledger(path, "ab" * 16).account().spent():
@@ -306,9 +306,9 @@ def _ledger(_seed: int) -> list[str]:
 
 
 def _resume(_seed: int) -> list[str]:
-    """A run that is stopped and resumed with another batch or rate: all of its steps are in what it says it tells.
+    """A run that is stopped and resumed with another batch or rate: all of its steps are in what it reports.
 
-    Before, its state is put in another's place who could not sign it: that one must not go on under the same noise.
+    Before, its state replaces one that could not be signed: that run must not continue with the same noise.
     It is stopped after two steps, and before the first one, when it is charged and no step of it is saved.
     """
     records = Mechanism(_two_ranks, (8, 8, 1), np.uint8, every_class=True).records(12, 0)
@@ -326,13 +326,13 @@ def _resume(_seed: int) -> list[str]:
             run.state.write_bytes(safetensors.dump(load_file(run.state), header))
             with suppress(DataError):
                 train.proceed(run, train.reopen(run))
-                return ["a state that nobody signed goes on under the same noise"]
+                return ["an unsigned state continues with the same noise"]
             run.state.write_bytes(own)
             outcome = train.proceed(run, train.reopen(run, {"batch": 3} if done else {"lr": 0.05}))
             charged = len(read_accounts(run.facts()).first.account().charges)
         steps = [event.steps for event in parts(outcome.event) if isinstance(event, PoissonGaussian)]
         if steps != [4, 4 - done] or charged != 2:
-            return [f"4 steps were charged, then {4 - done}, and it tells of {steps} and {charged} charges"]
+            return [f"4 steps were charged, then {4 - done}, and it reports {steps} and {charged} charges"]
     return []
 
 
@@ -494,7 +494,7 @@ CHECKS: dict[str, Check] = {
     "resume": _resume,
     "accountant": _accountant,
 } | ON_DEVICES
-# What tosses coins of its own: to be run with many seeds.
+# Checks that draw at random, to be run with many seeds.
 STATISTICAL = (
     "keys",
     "noise",

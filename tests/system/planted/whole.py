@@ -377,7 +377,7 @@ def _tunings(
     if not public:
         return every, "trials are scored on other images than the public ones"
     unlikely = abs(firsts - expected) > stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(variance)
-    return every, "ties are not broken by a coin" if unlikely else None
+    return every, "ties are not broken at random" if unlikely else None
 
 
 def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
@@ -565,7 +565,7 @@ def accounts(seed: int) -> list[str]:
     return []
 
 
-# What is said
+# What is printed
 
 OF_THE_CLOCK = re.compile(r"about [\d.]+ \w+|[\d.]+ s\b|\d{4}-\d\d-\d\d[T ]?[\d:.+]*|[\d.,]+ images/s")
 
@@ -586,7 +586,7 @@ def said(seed: int) -> list[str]:
             if result.error is not None:
                 raise result.error
         if where := first_difference(before.outcome, after.outcome):
-            return [f"{words[0]}: neighbours are told apart by what is said: {where}"]
+            return [f"{words[0]}: neighbours differ in what is printed: {where}"]
     return []
 
 

@@ -28,7 +28,7 @@ def machines() -> Iterator[tuple[str, str]]:
 
 
 def _torchrun(machines: tuple[str, str], words: list[str], home: Path) -> ranks.Processes:
-    """One process on each machine, as docs/several-devices.md says."""
+    """One process on each machine, as in docs/several-devices.md."""
     meeting = (
         "--nnodes",
         "2",

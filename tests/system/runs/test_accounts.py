@@ -44,7 +44,7 @@ def write(path: Path, **arrays: np.ndarray) -> str:
 
 
 def spend(source: str, folder: Path, config: Config = SETTINGS, **given: Any) -> dict[str, Any]:
-    """Train, and give the card."""
+    """Train, and return the card."""
     prepared = train.prepare(source, config)
     accounts = choose(prepared.fingerprint, prepared.sketch, **given)
     run = train.begin(prepared, folder, accounts=accounts)
@@ -202,7 +202,7 @@ def test_a_crash_between_two_charges_counts_too_much_and_never_too_little(
 
 
 def test_accounts_that_appear_after_a_run_began_are_charged_for_its_next_branch(tmp_path: Path, own_home: Path) -> None:
-    """And those that somebody took out of run.json; but nobody pays afterwards for what was charged before."""
+    """So are those that were removed from run.json; but what was charged before is not charged again."""
     left, _, whole = halves_and_whole(tmp_path)
     prepared = train.prepare(whole, replace(SETTINGS, epsilon=0.5))
     run = train.begin(prepared, tmp_path / "whole")
@@ -361,7 +361,7 @@ def test_copies_that_start_at_the_same_time_find_each_other(tmp_path: Path, own_
 
 
 def test_one_shared_image_is_on_no_card(tmp_path: Path) -> None:
-    """Where one image decides what a card lists, the card tells who was there."""
+    """If one image decided what a card lists, the card would reveal who was in the data."""
     spend(write(tmp_path / "a.npz", **digits(slice(0, 300))), tmp_path / "first")
     others = digits(slice(300, 600))
     without = spend(write(tmp_path / "b.npz", **others), tmp_path / "without", replace(COPY, epsilon=0.1, budget=9.0))
@@ -393,7 +393,7 @@ def test_a_budget_is_set_on_the_data_sets_own_account(tmp_path: Path) -> None:
 
 
 def test_a_branch_is_tried_before_it_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other settings, threads or processors compute otherwise: the trial of the first ones says nothing of these."""
+    """Other settings, threads or processors compute differently, so an earlier trial shows nothing about them."""
     from dpvision.private.training import prepare as preparing
     from tests.system.runs.stopping import until
 

@@ -101,7 +101,7 @@ def test_what_a_run_is_bound_to_is_signed(edited: str, source: str, tmp_path: Pa
 def test_features_of_another_version_are_a_new_branch(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may round otherwise: fresh noise and a charge of its own, and the run goes on."""
+    """They may round differently: the run continues with fresh noise and a separate charge."""
     prepared = train.prepare(source, SETTINGS)
     run = train.begin(prepared, tmp_path / "run", test_key="word")
     asked = iter([False] * 3 + [True])
@@ -138,7 +138,7 @@ def test_damaged_features_are_named_and_nothing_is_charged(damage: str, source: 
 
 
 def test_public_weights_that_change_after_they_were_named(source: str, tmp_path: Path) -> None:
-    """What was named is what trains; a run cannot go on with others."""
+    """The named inputs are those that train; a run cannot continue with others."""
     file = tmp_path / "public.safetensors"
     save_file(build("small-cnn", (1, 8, 8), classes=4, seed=5).state_dict(), file)
     prepared = train.prepare(source, replace(SETTINGS, pretrained=str(file)))
@@ -167,7 +167,7 @@ def test_weights_of_a_fixed_key_are_not_public(source: str, tmp_path: Path) -> N
 
 
 def test_what_the_first_weights_tell_is_counted_too(source: str, tmp_path: Path) -> None:
-    """A training that starts from weights of a private one may be about the same records: its card says both."""
+    """A training that starts from weights of a private one may be about the same records: its card states both."""
     folders, tells = [tmp_path / name for name in "abc"], []
     for number, folder in enumerate(folders):
         first = str(folders[number - 1] / "weights.safetensors") if number else None
@@ -189,7 +189,7 @@ def test_what_the_first_weights_tell_is_counted_too(source: str, tmp_path: Path)
 
 
 def test_images_and_persons_do_not_add_up(tmp_path: Path) -> None:
-    """What weights tell of one image says little about a person with many, and the other way round."""
+    """A bound for one image says little about a person with many images, and vice versa."""
     rng = np.random.default_rng(0)
     (tmp_path / "images").mkdir()
     lines = ["path,label,person,split"]

@@ -289,7 +289,7 @@ def test_every_weight_moved_and_steps_are_exact(data: str, tmp_path: Path) -> No
 
 
 def test_the_same_noise_is_never_drawn_for_other_data(data: str, tmp_path: Path) -> None:
-    """Not through the Python interface either: a run begun on D cannot go on with D without one record."""
+    """Not through the Python interface either: a run that began on D cannot continue on D without one record."""
     run, prepared = _begin(data, tmp_path / "run")
     train.proceed(run, prepared, stop=until(5))
     with np.load(data) as file:

@@ -98,7 +98,9 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     }
     monkeypatch.setattr(stopping.Stopping, "draw", lambda _: 1)
     (run.operator / "trials.jsonl").unlink()
-    assert all(len(line["time"]) == 10 for line in guarantee.ledger_lines(account)), "how long it took would tell"
+    assert all(len(line["time"]) == 10 for line in guarantee.ledger_lines(account)), (
+        "how long it took would be revealed"
+    )
     assert card(run, account) == made
     with pytest.raises(ConfigError, match="cannot be resumed"):
         train.reopen(run)
@@ -189,7 +191,7 @@ def test_a_tuning_and_a_run_share_the_budget(
     with pytest.raises(ConfigError, match=r"--budget 9 .* has a budget of epsilon"):
         tune.proceed(prepared(parts, budget=9.0), tmp_path / "again")
     assert not (tmp_path / "again").exists()
-    assert (tmp_path / "run").stat().st_mtime % 86_400 == 0, "how long it took would tell"
+    assert (tmp_path / "run").stat().st_mtime % 86_400 == 0, "how long it took would be revealed"
     more = train.prepare(parts[0], replace(SETTINGS, budget=None, epsilon=0.5))
     train.proceed(train.begin(more, tmp_path / "more"), more)
     spent = ledger_of(result.first.fingerprint).account().spent()
@@ -273,7 +275,7 @@ def test_the_verb(parts: tuple[str, str], tmp_path: Path) -> None:
             assert commands.run(verb, tmp_path / "run", *options, home=tmp_path / "home")[0] == 0, again
         released = (tmp_path / "run", *(tmp_path / "run").iterdir())
         times = {path.stat().st_mtime for path in released if path.name != "operator"}
-        assert len(times) == 1 and times.pop() % 86_400 == 0, f"how long it took would tell, after {again}"
+        assert len(times) == 1 and times.pop() % 86_400 == 0, f"how long it took would be revealed, after {again}"
     stated = json.loads((tmp_path / "run" / "signature.json").read_text())["statement"]
     assert not re.search(r"\d\d:\d\d", stated)
     assert "candidates  2" in out and "chosen: lr" in out and "epsilon 3.00 at delta 1e-05" in out

@@ -1,4 +1,4 @@
-"""The fixture `device` of tests/conftest.py: each name is the device that it says."""
+"""The fixture `device` of tests/conftest.py: each name gives the device of that name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that the tests of baselines share: every released vector there is, small."""
+"""Settings that the tests of baselines share: small ones that release every kind of vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a released folder says of itself: the guarantee that holds, its limits, and nothing that it must not tell."""
+"""What a released folder states about itself: the guarantee, its limits, and nothing that it must not reveal."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_nothing_is_told_that_must_not_be(recipe: str, tmp_path: Path, small_hom
     words += [f"{digest:016x}" for digest in prepared.sketch.rows[:3].flatten()]
     for name, text in _readable(out).items():
         for word in words:
-            assert word not in text, f"{name} tells {word}"
+            assert word not in text, f"{name} reveals {word}"
         assert key not in (out / name).read_bytes()
     counts = set(np.bincount(load(str(source)).train.labels).tolist())
     assert len(counts) == 4 and min(counts) > 40
