@@ -432,7 +432,7 @@ def _data(prepared: Prepared | PreparedRelease, unit: str) -> dict[str, str]:
 def _objective(config: Config | Release) -> dict[str, str]:
     """Return the row about the objective, if it is not accuracy."""
     balanced = "balanced: the accuracy in the mean over all classes, rare or frequent"
-    return {"objective": balanced} if config.objective == "balanced" else {}
+    return {"aim": balanced} if config.objective == "balanced" else {}
 
 
 def _guarantee(event: Event, delta: float) -> str:

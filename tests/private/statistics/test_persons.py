@@ -110,11 +110,11 @@ def test_heads_and_synthesis_count_and_charge_persons(tmp_path: Path) -> None:
         fit_head(x, y, BUDGET, classes=CLASSES, ledger=ledger, persons=persons)
 
 
-def write_images(path: Path, *, same: bool = False) -> str:
-    """Digits as images of 300 persons, and a test split."""
+def write_images(path: Path, *, same: bool = False, count: int = 900) -> str:
+    """Digits as images of persons with three images each, and a test split."""
     x, y = digits()
-    persons = np.arange(900) // 3
-    arrays = {"train_images": x[:900].copy(), "train_labels": y[:900], "train_persons": persons}
+    persons = np.arange(count) // 3
+    arrays = {"train_images": x[:count].copy(), "train_labels": y[:count], "train_persons": persons}
     if same:
         arrays["train_images"][899] = arrays["train_images"][0]
     np.savez(path, **arrays, test_images=x[900:1100], test_labels=y[900:1100])
@@ -137,6 +137,22 @@ def test_a_release_states_the_unit_and_the_number_of_persons(recipe: str, tmp_pa
     assert read_release(tmp_path / "out").settings.unit == "person"
     with pytest.raises(PrivacyError, match="protects persons"):
         make(replace(prepared, config=replace(prepared.config, unit="image")), tmp_path / "images")
+
+
+@pytest.mark.parametrize("declared", [{"n": 300}, {"class_counts": (30,) * 10}, {"n": 300, "class_counts": (30,) * 10}])
+def test_whatever_declares_the_number_of_persons_nothing_else_does(
+    declared: dict[str, Any], tmp_path: Path, own_home: Path
+) -> None:
+    """With one person less, or with one image less of a person, the settings are the same."""
+    given = {**declared, "unit": "person", "classes": 10, "objective": "balanced", "encoder": None, "rank": None}
+    first, *others = (
+        prepare(write_images(tmp_path / f"{count}.npz", count=count), small("moments", **given))
+        for count in (900, 897, 899)
+    )
+    for other in others:
+        assert (other.config, other.event(), other.read_off) == (first.config, first.event(), first.read_off)
+    assert first.config.n == 300 and "300 units" in str(first.config.chosen_by)
+    assert "number of persons" not in first.read_off
 
 
 def test_persons_are_refused_before_a_charge(tmp_path: Path, own_home: Path) -> None:

@@ -576,7 +576,7 @@ def said(seed: int) -> list[str]:
     for mechanism, words in (
         (RUNS["train"], ("train", "--steps", "4", "--lr", "0.1", "--clip", "6")),
         (RUNS["train"], released),
-        (RUNS["train, persons"], (*released, "--unit", "person")),
+        (RUNS["train, persons"], (*released, "--unit", "person", "--objective", "balanced")),
     ):
         fewer = mechanism.records(11, seed)
         more = one_more(fewer, "huge", classes=CLASSES, seed=seed)
