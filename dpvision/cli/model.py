@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dpvision.cli import screen
 from dpvision.cli.app import DataSet, Device, Json, Size, existing, flag, option, out_option, verb
-from dpvision.cli.train import find_account, write_report
+from dpvision.cli.train import describe_measures, find_account, write_report
 from dpvision.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import torch
+
+
+def _in_percent(share: float | None) -> str:
+    return "none" if share is None else f"{share:.1%}"
+
+
+def _interval(ends: list[float] | None) -> str:
+    return "none" if ends is None else f"{ends[0]:.1%} to {ends[1]:.1%}"
+
+
+NOUN = {"classes": "class", "labels": "label", "grades": "grade"}
+# The figures of each class that `eval` prints; the others are in --json.
+SHOWN: dict[str, Callable[[Any], str]] = {
+    "known": "{:,}".format,
+    "images": "{:,}".format,
+    "recall": _in_percent,
+    "recall_interval": _interval,
+    "specificity": _in_percent,
+    "auroc": lambda area: "none" if area is None else f"{area:.3f}",
+    "auroc_interval": lambda ends: "none" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}",
+    "average_precision": lambda value: "none" if value is None else f"{value:.3f}",
+}
 
 
 def choose_device(name: str, precision: str = "float32") -> torch.device:
@@ -85,7 +108,6 @@ def evaluate(
 
     Example: `dpvision eval runs/first digits`
     """
-    from dpvision.released.evaluation import majority_warning
     from dpvision.released.model import evaluate as measure
     from dpvision.settings.training import Config
 
@@ -105,17 +127,20 @@ def evaluate(
         screen.as_json(result)
         return
     screen.say(
-        f"accuracy {result['accuracy']:.2%} on {result['images']:,} images of {split}; mean over the classes "
-        f"{result['balanced_accuracy']:.2%}; always answering {result['majority_class']!r} would give "
-        f"{result['majority_share']:.2%}"
+        f"accuracy {result['accuracy']:.2%} on {result['images']:,} images of {split}; {describe_measures(result)}; "
+        f"{result['always']}"
     )
-    rows = [[k, f"{v['images']:,}", f"{v['recall']:.1%}"] for k, v in result["classes"].items()]
-    screen.grid(["class", "images", "recall"], rows)
-    warning = majority_warning(
-        result["accuracy"], result["majority_share"], images=result["images"], answer=result["majority_class"]
+    columns = [key for key in SHOWN if any(key in entry for entry in result["classes"].values())]
+    rows = [[name, *(SHOWN[key](entry.get(key)) for key in columns)] for name, entry in result["classes"].items()]
+    screen.grid(
+        [
+            result["task"].removesuffix("es") if result["task"] == "classes" else result["task"][:-1],
+            *(key.replace("_", " ") for key in columns),
+        ],
+        rows,
     )
-    if warning:
-        screen.say(f"WARNING: {warning}")
+    if result["warning"]:
+        screen.say(f"WARNING: {result['warning']}")
 
 
 @verb

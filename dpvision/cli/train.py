@@ -266,12 +266,11 @@ def show_result(run: Run, paths: list[Path]) -> None:
     classes, accuracy = card["public_facts"]["classes"]["value"], card["accuracy"]
     figures = evaluation.read_evaluation(run, classes=len(classes), weights=card["weights_digest"])
     if accuracy and figures:
-        most, share = evaluation.majority(figures)
         is_head = card["config"].get("head") is not None
         which = "" if is_head else f" ({accuracy['released']} weights, a choice made before training)"
         screen.say(
-            f"test accuracy {accuracy['released_test_accuracy']:.2%}{which}; always answering {classes[most]!r} would "
-            f"give {share:.2%}"
+            f"test accuracy {accuracy['released_test_accuracy']:.2%}{which}; "
+            f"{describe_measures(evaluation.summary(figures))}; {evaluation.describe_trivial(figures, classes)}"
         )
     screen.say(sentence(card))
     say_total(card)
@@ -293,6 +292,22 @@ def say_total(card: Mapping[str, Any]) -> None:
     runs = "this run has" if account["charges"] == 1 else f"{account['charges']:,} runs have"
     left = lower(max(budget - spent, 0.0))
     screen.say(f"privacy budget of the data: {runs} spent epsilon {upper(spent)} of {budget:g}; about {left} is left")
+
+
+def describe_measures(short: Mapping[str, Any] | None) -> str:
+    """Return the measures next to accuracy in a line: balanced accuracy, AUROC and kappa, with 95% intervals."""
+    assert short is not None
+    parts = [f"balanced accuracy {_measured(short, 'balanced_accuracy', '.2%')}"]
+    parts += [f"AUROC {_measured(short, 'macro_auroc', '.3f')}"] if short.get("macro_auroc") is not None else []
+    parts += [f"quadratic kappa {_measured(short, 'kappa', '.3f')}"] if short.get("kappa") is not None else []
+    return ", ".join(parts)
+
+
+def _measured(short: Mapping[str, Any], name: str, form: str) -> str:
+    value, ends = short[name], short.get(f"{name}_interval")
+    if value is None:
+        return "not defined"
+    return f"{value:{form}}" + ("" if ends is None else f" ({ends[0]:{form}} to {ends[1]:{form}})")
 
 
 def _display(show: Show) -> Any:

@@ -44,6 +44,7 @@ HUGE = 1e6
 KINDS = 16  # number of different units in a test of full passes
 Unit = tuple[Tensor, Tensor]
 Batch = tuple[Tensor, Tensor, Sequence[int]]
+DrawTargets = Callable[[int, torch.Generator], Tensor]  # (number of images, generator) -> targets as in training
 
 
 class Engine(Protocol):
@@ -78,11 +79,13 @@ def certify(
     style: Style,
     views: Sequence[int] = (2, 3, 1),
     public: Sequence[str] = (),
+    targets: DrawTargets | None = None,
 ) -> None:
     """Refuse an engine that differs from the specification in a test on random images.
 
     `views` lists the numbers of images per unit, which the test uses in turn. `public` names the public vectors that
-    shape contributions: "scale", "shift", "perturbations".
+    shape contributions: "scale", "shift", "perturbations". `targets` draws targets of the kind that the loss takes; by
+    default, one of the classes.
     """
     if classes < 1:
         raise ConfigError(f"classes is {classes}: a model needs at least one output.")
@@ -94,7 +97,9 @@ def certify(
                 raise ConfigError(
                     f"{name} is not finite: training cannot start from it. Fix: use other initial weights."
                 )
-        trial = _Trial(model, loss, shape, classes, engine=engine, style=style, views=views, public=public)
+        trial = _Trial(
+            model, loss, shape, classes, engine=engine, style=style, views=views, public=public, targets=targets
+        )
         # So that tensors created by the model, such as torch.zeros(...), have the precision of the test.
         with _torch_setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
             trial.require_outputs()
@@ -139,6 +144,7 @@ class _Trial:
     style: Style
     views: Sequence[int]
     public: Sequence[str] = ()
+    targets: DrawTargets | None = None
 
     def __post_init__(self) -> None:
         self._generator = torch.Generator().manual_seed(0)
@@ -155,9 +161,12 @@ class _Trial:
         return torch.randn(shape, generator=self._generator, dtype=torch.float64)
 
     def _images(self, count: int, low: float, dtype: torch.dtype = torch.float64) -> Unit:
-        """Draw images with values from `low` to 1, and classes."""
+        """Draw images with values from `low` to 1, and targets."""
         images = torch.rand(count, *self.shape, generator=self._generator, dtype=torch.float64)
-        targets = torch.randint(0, self.classes, (count,), generator=self._generator)
+        if self.targets is None:
+            targets = torch.randint(0, self.classes, (count,), generator=self._generator)
+        else:
+            targets = self.targets(count, self._generator)
         return (images * (1 - low) + low).to(self._device, dtype), targets.to(self._device)
 
     def _units(self, sizes: list[int], low: float, dtype: torch.dtype = torch.float64) -> list[Unit]:
@@ -293,7 +302,10 @@ class _Trial:
         odd = (HUGE, torch.nan)[: units - 1]
         self._require_equal("next to odd units", products(order, odd)[len(odd) :], expected[len(odd) :])
         alone = engine.sum([(images[0], targets[0], [size])], public)
-        x, y = images[:1].repeat(units, *[1] * (images.dim() - 1)), targets[:1].repeat(units, 1)
+        x, y = (
+            images[:1].repeat(units, *[1] * (images.dim() - 1)),
+            targets[:1].repeat(units, *[1] * (targets.dim() - 1)),
+        )
         x[:-1] = torch.nan  # these contribute nothing
         last = engine.sum([(x.flatten(0, 1), y.flatten(0, 1), [size] * units)], public)
         self._require_equal("in a sum, at the last position", last.cpu(), alone.cpu())

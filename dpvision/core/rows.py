@@ -133,7 +133,8 @@ class Preparation:
 class Rows:
     """Prepared rows with their classes; class -1 excludes a row from all sums.
 
-    `persons` has the number of each row's person, from 0 and without gaps, if the unit is a person.
+    With several labels per row, labels are (N, classes) of 1, 0, and -1 if unknown. `persons` has the number of each
+    row's person, from 0 and without gaps, if the unit is a person.
     """
 
     x: NDArray[np.float32]
@@ -142,13 +143,21 @@ class Rows:
     persons: NDArray[np.int64] | None = None
 
     @staticmethod
-    def of(features: Any, labels: Any, preparation: Preparation, *, classes: int, persons: Any = None) -> Rows:
-        numbers = as_classes(labels, "labels", classes=classes)
+    def of(
+        features: Any,
+        labels: Any,
+        preparation: Preparation,
+        *,
+        classes: int,
+        persons: Any = None,
+        several: bool = False,
+    ) -> Rows:
+        numbers = (as_several if several else as_classes)(labels, "labels", classes=classes)
         x, finite = preparation.apply(features)
         if len(numbers) != len(x):
             raise ConfigError(f"there are {len(x)} rows of features and {len(numbers)} labels: each row needs one.")
         units = None if persons is None else as_persons(persons, "persons", count=len(x))
-        return Rows(x, np.where(finite, numbers, -1), classes, units)
+        return Rows(x, np.where(finite[:, None] if several else finite, numbers, -1), classes, units)
 
     @staticmethod
     def public(features: Any, preparation: Preparation) -> Rows:
@@ -169,8 +178,11 @@ class Rows:
 
     @property
     def counted(self) -> NDArray[np.bool_]:
-        """Which rows are finite; all public rows, which have no classes, are."""
-        return np.asarray(self.labels >= 0) if self.classes else np.ones(len(self.x), dtype=np.bool_)
+        """Which rows have a class or a known label, as all finite rows with a class do; all public rows count."""
+        if not self.classes:
+            return np.ones(len(self.x), dtype=np.bool_)
+        known = np.asarray(self.labels >= 0)
+        return np.asarray(known.any(axis=1)) if known.ndim == 2 else known
 
     @property
     def units(self) -> int:
@@ -202,10 +214,11 @@ class Rows:
         one_hot, weights = np.vstack([np.eye(self.classes), np.zeros(self.classes)]), self.shares
         for start in range(0, len(self.x), AT_A_TIME):
             rows = self.x[start : start + AT_A_TIME]
-            x, labels, shares = np.zeros((AT_A_TIME, self.width)), np.full(AT_A_TIME, -1), np.zeros((AT_A_TIME, 1))
+            x, labels = np.zeros((AT_A_TIME, self.width)), np.full((AT_A_TIME, *self.labels.shape[1:]), -1)
             x[: len(rows)], labels[: len(rows)] = rows, self.labels[start : start + AT_A_TIME]
+            shares = np.zeros((AT_A_TIME, 1))
             shares[: len(rows), 0] = weights[start : start + AT_A_TIME]
-            yield x, one_hot[labels], shares
+            yield x, labels.astype(np.float64) if labels.ndim == 2 else one_hot[labels], shares
 
 
 def row_norms(x: Floats) -> Floats:
@@ -244,6 +257,16 @@ def as_persons(persons: Any, name: str, *, count: int) -> NDArray[np.int64]:
             f"{names.shape}."
         )
     return np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def as_several(labels: Any, name: str, *, classes: int) -> NDArray[np.int64]:
+    """Return several labels per row, (N, classes): 1, 0, or -1 if unknown."""
+    numbers = _as_array(labels, name)
+    if numbers.ndim != 2 or numbers.shape[1] != classes or numbers.dtype.kind not in "iu":
+        raise ConfigError(f"{name} must be (N, {classes}) whole numbers, not {numbers.dtype} of shape {numbers.shape}.")
+    if not np.isin(numbers, (-1, 0, 1)).all():
+        raise ConfigError(f"{name} must be 1, 0, or -1 if unknown; some are not.")
+    return numbers.astype(np.int64)
 
 
 def _as_array(values: Any, name: str) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from dpvision.errors import DataError
 
 SPLITS = ("train", "val", "test")
 DIGEST = 32
+UNKNOWN = -1  # a label that nobody has stated, of several per image
 _BLOCK = 4 * 2**20
 
 
@@ -67,7 +68,7 @@ class Split:
     images: np.ndarray
     """(N, H, W, C) with C 1 or 3; uint8, or float32 in [0, 1]; may be memory-mapped and read-only."""
     labels: np.ndarray
-    """(N,) int64, an index into the classes."""
+    """(N,) int64, an index into the classes; with several labels per image (N, labels) int8: 1, 0, or -1 if unknown."""
     persons: np.ndarray | None
     """(N,) int64 index of the person an image is of; the same person has the same index in every split."""
     originals: np.ndarray | None = None
@@ -104,6 +105,8 @@ class Dataset:
     """The share that was set aside as the test split, or None if the source names its splits."""
     notes: tuple[str, ...] = ()
     """What the user should know about how the source was read; nothing in it is a private number."""
+    task: str = "classes"
+    """What the labels are: "classes", "labels" (several per image, whose names are the classes) or "grades"."""
 
     @property
     def splits(self) -> dict[str, Split]:

@@ -29,29 +29,38 @@ MIXED_SIZE = (64, 64)
 """The size of images of several sizes, unless another one is declared."""
 TEST_SHARE = 0.2
 """The fraction that is set aside as the test split of a source without one, unless another one is declared."""
+FEWEST = {"classes": 2, "labels": 1, "grades": 2}
+MOST = {"classes": limits.CLASSES, "labels": limits.LABELS, "grades": limits.GRADES}
+"""The least and the largest number of classes of each task."""
+SEPARATOR, UNSURE = "|", "?"
+"""Between the labels in a cell, and before the name of one that is unknown: "edema|?pneumonia"."""
 COLUMN_ROLES = ("image", "label", "person", "split")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
-def declare(*, classes: Classes = None, size: Size = None, channels: int | None = None) -> Declared:
+def declare(
+    *, classes: Classes = None, size: Size = None, channels: int | None = None, task: str = "classes"
+) -> Declared:
     """Return the declared facts; a Refusal if no data set can have them."""
-    names, sides = _declared_names(classes), _declared_size(size)
+    if task not in MOST:
+        raise Refusal(f"cannot have the task {task!r}. Fix: use {', '.join(MOST)}.")
+    names, sides = _declared_names(classes, task), _declared_size(size)
     if channels not in (None, 1, 3):
         raise Refusal(f"cannot have images with {channels!r} channels. Fix: use 1 for grey, 3 for colour.")
-    return Declared(names, isinstance(classes, int), sides, channels)
+    return Declared(names, isinstance(classes, int), sides, channels, task)
 
 
-def _declared_names(classes: Classes) -> tuple[str, ...] | None:
+def _declared_names(classes: Classes, task: str) -> tuple[str, ...] | None:
     if classes is None:
         return None
     if isinstance(classes, int):
-        if not 2 <= classes <= limits.CLASSES:
-            raise Refusal(f"cannot have {classes} classes. Fix: use 2 to {limits.CLASSES:,}.")
+        if not FEWEST[task] <= classes <= MOST[task]:
+            raise Refusal(f"cannot have {classes} {task}. Fix: use {FEWEST[task]} to {MOST[task]:,}.")
         return tuple(str(number) for number in range(classes))
     names = tuple(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
         raise Refusal(f"cannot have the classes {classes!r}. Fix: give their number or a list of names.")
-    require_class_names(names)
+    require_class_names(names, task)
     return names
 
 
@@ -106,15 +115,20 @@ def require_shape(shape: tuple[int, ...], declared: Declared) -> None:
         raise Refusal(f"contains images with {shape[3]} channels, not {declared.channels}. Fix: declare their number.")
 
 
-def require_class_names(names: Sequence[str]) -> None:
+def require_class_names(names: Sequence[str], task: str = "classes") -> None:
     """Refuse too few or too many classes, and names that are not unique, short and printable."""
-    if not 2 <= len(names) <= limits.CLASSES:
+    if not FEWEST[task] <= len(names) <= MOST[task]:
         only = f" ({printable(names[0])!r})" if names else ""
-        raise Refusal(f"has {len(names):,} classes{only}. Fix: use 2 to {limits.CLASSES:,} classes.")
+        raise Refusal(f"has {len(names):,} {task}{only}. Fix: use {FEWEST[task]} to {MOST[task]:,} {task}.")
     if len(set(names)) != len(names):
-        raise Refusal("has two classes with the same name.")
+        raise Refusal(f"has two {task} with the same name.")
     for name in names:
         require_class_name(name)
+        if task == "labels" and (SEPARATOR in name or name.startswith(UNSURE)):
+            raise Refusal(
+                f"has a label named {printable(name)!r}. Fix: use a name without {SEPARATOR!r}, not beginning with "
+                f"{UNSURE!r}."
+            )
 
 
 def require_class_name(name: str) -> None:
@@ -131,9 +145,10 @@ def resolve_numbered(labels: Mapping[str, np.ndarray], declared: Declared) -> tu
     names = declared.names
     if names is None:
         count = int(labels["train"].max()) + 1
-        if not 2 <= count <= limits.CLASSES:
+        if not 2 <= count <= MOST[declared.task]:
             raise Refusal(
-                f"has labels up to {count - 1}. Fix: number the classes from 0; 2 to {limits.CLASSES:,} are possible."
+                f"has labels up to {count - 1}. Fix: number the classes from 0; 2 to {MOST[declared.task]:,} are "
+                "possible."
             )
         names = tuple(str(number) for number in range(count))
     for split, array in labels.items():
@@ -157,7 +172,12 @@ def resolve_named(present: Iterable[str], declared: Declared) -> tuple[str, ...]
     """Return the names of the classes for named labels, given the names that are present in the training data."""
     names = sort_names(present)
     if declared.names is None:
-        require_class_names(names)
+        require_class_names(names, declared.task)
+        if declared.task == "grades" and not all(_NUMBER.fullmatch(name) for name in names):
+            raise Refusal(
+                "has grades that are not numbers, so their order is not known. Fix: declare them in order, such as "
+                "--classes none,mild,severe."
+            )
         return names
     unknown = sorted(set(names) - set(declared.names))
     if unknown:
@@ -218,13 +238,89 @@ def require_unit_range(block: np.ndarray, *, name: str) -> None:
         raise Refusal(f"has {name} with values that are NaN or outside of [0, 1]. Fix: scale floats to [0, 1].")
 
 
-def require_labels(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int) -> None:
-    """Refuse an array that is not one integer label per image."""
+def require_labels(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int, task: str = "classes") -> None:
+    """Refuse an array that is not one integer label, or with the task labels one row of labels, per image."""
+    if task == "labels":
+        if dtype.kind not in "iufb" or len(shape) != 2 or shape[0] != count or not 1 <= shape[1] <= limits.LABELS:
+            raise Refusal(
+                f"has {name} of type {dtype} and shape {shape} for {count:,} images. Fix: save one row of 1 to "
+                f"{limits.LABELS:,} labels per image: 1, 0, or -1 (or NaN) if unknown."
+            )
+        return
+    if len(shape) == 2 and shape[1] > 1:
+        raise Refusal(
+            f"has {name} of shape {shape}, several labels per image. Fix: train on it with --task labels, or save one "
+            "label per image."
+        )
     if dtype.kind not in "iu":
         raise Refusal(f"has {name} of type {dtype}. Fix: save labels as integers from 0.")
-    if len(shape) == 2 and shape[1] > 1:
-        raise Refusal(f"has {name} of shape {shape}: several labels per image are not supported.")
     _require_one_each(shape, name=name, count=count, what="label")
+
+
+def as_labels(values: np.ndarray, *, name: str) -> np.ndarray:
+    """Return labels (N, L) as int8: 1, 0, or -1 if unknown, which NaN is too. Refuse other values."""
+    if values.dtype.kind == "f":
+        values = np.where(np.isnan(values), -1, values)
+    if not np.isin(values, (-1, 0, 1)).all():
+        raise Refusal(f"has {name} with values other than 1, 0, and -1 (or NaN) for unknown. Fix: correct them.")
+    return values.astype(np.int8)
+
+
+def resolve_columns(widths: Mapping[str, int], declared: Declared) -> tuple[str, ...]:
+    """Return the names of the labels, given the number of columns of labels in each split."""
+    count = next(iter(widths.values()))
+    if set(widths.values()) != {count}:
+        raise Refusal(f"has {' and '.join(f'{n} labels in {s}' for s, n in widths.items())}. Fix: save the same ones.")
+    if declared.names is None:
+        return tuple(str(number) for number in range(count))
+    if len(declared.names) != count:
+        raise Refusal(f"has {count:,} labels per image, but {len(declared.names):,} are declared. Fix: declare all.")
+    return declared.names
+
+
+def split_cell(cell: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the labels that a cell states, and those that it states to be unknown: "edema|?pneumonia"."""
+    parts = [part.strip() for part in cell.split(SEPARATOR)] if cell.strip() else []
+    stated = tuple(part for part in parts if not part.startswith(UNSURE))
+    unknown = tuple(part[len(UNSURE) :].strip() for part in parts if part.startswith(UNSURE))
+    if len(set(parts)) != len(parts) or set(stated) & set(unknown) or ("" in unknown and len(parts) > 1):
+        raise Refusal(f"has the labels {printable(cell)!r}, in which one is stated twice. Fix: state each once.")
+    if "" in stated:
+        raise Refusal(f"has the labels {printable(cell)!r}, one of which is empty. Fix: use edema{SEPARATOR}pneumonia.")
+    return stated, unknown
+
+
+def join_cell(values: Mapping[str, object], *, where: str) -> str:
+    """Return the cell for columns of labels: 1, 0, or unknown (-1, empty or NaN)."""
+    known = {1.0: "", -1.0: UNSURE}
+    parts = []
+    for name, value in values.items():
+        text = str(value).strip().lower()
+        try:
+            number = {"": -1.0, "none": -1.0, "nan": -1.0, "true": 1.0, "false": 0.0}.get(text)
+            number = float(text) if number is None else number
+        except ValueError:
+            number = math.inf
+        if number not in (1.0, 0.0, -1.0):
+            raise Refusal(
+                f"{where} has {printable(text)!r} for the label {printable(name)!r}. Fix: use 1, 0, or -1 (or nothing) "
+                "if it is unknown."
+            )
+        if number:
+            parts.append(known[number] + name)
+    return SEPARATOR.join(parts)
+
+
+def cells_to_labels(cells: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """Return the labels (N, L) that cells state; a cell "?" states that all are unknown."""
+    number, rows = {name: place for place, name in enumerate(names)}, dict[str, np.ndarray]()
+    for cell in set(cells):
+        stated, unknown = split_cell(cell)
+        row = np.full(len(names), -1 if unknown == ("",) else 0, np.int8)
+        row[[number[name] for name in stated]] = 1
+        row[[number[name] for name in unknown if name]] = -1
+        rows[cell] = row
+    return np.stack([rows[cell] for cell in cells])
 
 
 def require_person_ids(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int) -> None:
@@ -279,9 +375,14 @@ class Declared:
     size: tuple[int, int] | None
     """(height, width)."""
     channels: int | None
+    task: str = "classes"
 
     @property
     def inferred(self) -> tuple[str, ...]:
         """The names of the facts that are to be inferred from the data."""
         values = zip(INFERABLE, (self.names, self.size, self.channels), strict=True)
         return tuple(fact for fact, value in values if value is None)
+
+
+NOTHING = Declared(None, False, None, None)
+"""No declared fact."""

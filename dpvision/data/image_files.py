@@ -19,7 +19,7 @@ import numpy as np
 from dpvision.data import facts, image_cache
 from dpvision.data.dataset import DIGEST, SPLITS, Broken, Dataset, Findings, Split, Unlabelled
 from dpvision.data.files import PassingRefusal, Refusal, file_length, open_inside, printable, resolve_inside
-from dpvision.data.listing import LAYOUTS, SUFFIXES, Item, Listing, find_problem, list_images
+from dpvision.data.listing import LAYOUTS, SUFFIXES, Item, Listing, find_problem, list_images, names_in
 from dpvision.data.parallel import Output, in_order
 from dpvision.data.picture import Decoded, Rule, decode, measure, read_file, strict_warnings
 from dpvision.data.store import Destination
@@ -70,7 +70,9 @@ def read_listing(
     splits = {
         split: Split(
             images=part.images,
-            labels=np.array([numbers[item.label] for item in part.items], dtype=np.int64),
+            labels=facts.cells_to_labels([item.label for item in part.items], names)
+            if declared.task == "labels"
+            else np.array([numbers[item.label] for item in part.items], dtype=np.int64),
             persons=persons.get(split),
             originals=np.frombuffer(b"".join(part.digests), np.uint8).reshape(-1, DIGEST),
         )
@@ -86,6 +88,7 @@ def read_listing(
         skipped_broken=reading.skip_broken,
         test_share=share,
         notes=tuple(notes),
+        task=declared.task,
     )
 
 
@@ -93,7 +96,8 @@ def inspect_listing(listing: Listing, name: str, declared: facts.Declared, readi
     """Decode every image once and report what is there, and why `read_listing` would refuse it."""
     broken = list(listing.broken)
     problems = [*_refusal_of(_resolve_classes, listing, declared), *_refusal_of(_require_distinct, listing)]
-    labels = {item.label for items in listing.items.values() for item in items} | listing.classes
+    cells = (item.label for items in listing.items.values() for item in items)
+    labels = names_in(cells, declared.task) | listing.classes
     share = _share(listing, reading)
     splits = [*listing.items, *(["test"] if share and listing.items else [])]
     counts = {split: dict.fromkeys(declared.names or facts.sort_names(labels), 0) for split in splits}
@@ -109,7 +113,8 @@ def inspect_listing(listing: Listing, name: str, declared: facts.Declared, readi
             height, width, depth = decoded.sides
             person = decoded.person if item.person is None else item.person
             side = _side(split, share, decoded.digest, person)
-            counts[side][item.label] = counts[side].get(item.label, 0) + 1
+            for name in facts.split_cell(item.label)[0] if declared.task == "labels" else (item.label,):
+                counts[side][name] = counts[side].get(name, 0) + 1
             sizes[height, width] += 1
             channels[depth] += 1
             with_person, without_person = with_person + (person is not None), without_person + (person is None)
@@ -403,9 +408,8 @@ def _resolve_classes(listing: Listing, declared: facts.Declared) -> tuple[str, .
     names = facts.resolve_named(listing.classes, declared)
     known = set(names)
     for split in SPLITS:
-        for item in listing.items.get(split, ()):
-            if item.label not in known:
-                raise Refusal(f"in {split}, {facts.describe_unknown(item.label, names, numbered=declared.numbered)}")
+        for name in sorted(names_in((item.label for item in listing.items.get(split, ())), declared.task) - known):
+            raise Refusal(f"in {split}, {facts.describe_unknown(name, names, numbered=declared.numbered)}")
     return names
 
 

@@ -42,6 +42,12 @@ COLUMNS = 2**20
 CLASSES = 100_000
 CLASS_NAME_CHARACTERS = 200
 
+LABELS = 1_000
+"""Maximum number of labels that an image may have (task labels)."""
+
+GRADES = 100
+"""Maximum number of ordered classes (task grades)."""
+
 CSV_BYTES = 1 * GIB
 CSV_LINE_BYTES = 64 * KIB
 ROW_GROUP_BYTES = 4 * GIB

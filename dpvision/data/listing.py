@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dpvision.data import limits
 from dpvision.data.dataset import SPLITS, Broken
-from dpvision.data.facts import TEST_SHARE, require_class_name
+from dpvision.data.facts import TEST_SHARE, Declared, join_cell, require_class_name, split_cell
 from dpvision.data.files import Refusal, file_length, open_regular, printable, resolve_inside
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".dcm", ".dicom")
@@ -115,10 +115,14 @@ def _list_names(root: str, relative: str) -> list[str]:
     return sorted(name for name in names if not name.startswith(".") and name.lower() not in _SYSTEM_FILES)
 
 
-def list_table(path: Path) -> Listing:
-    """List one item per line. Paths are relative to the folder of the CSV file; an empty split means train."""
+def list_table(path: Path, declared: Declared) -> Listing:
+    """List one item per line. Paths are relative to the folder of the CSV file; an empty split means train.
+
+    With the task labels, either the column label has cells such as "edema|pneumonia", or each declared label has a
+    column of its own with 1, 0, or nothing if it is unknown.
+    """
     rows = _read_rows(path)
-    columns = _parse_columns(next(rows, (1, []))[1])
+    columns, of_labels = _parse_columns(next(rows, (1, []))[1], declared)
     items: dict[str, list[Item]] = {}
     labels: dict[str, str] = {}
     seen: set[str] = set()
@@ -133,37 +137,57 @@ def list_table(path: Path) -> Listing:
         if plain in seen:
             raise Refusal(f"line {number} lists {printable(values['path'])} again. Fix: list every image once.")
         seen.add(plain)
-        items.setdefault(split, []).append(_parse_item(values, labels, number=number))
+        if of_labels:
+            values["label"] = join_cell({name: values[name] for name in of_labels}, where=f"line {number}")
+        items.setdefault(split, []).append(_parse_item(values, labels, number=number, task=declared.task))
     train = items.get("train", [])
     ordered = {split: items[split] for split in SPLITS if split in items}
     root, share = os.path.realpath(path.parent), None if "split" in columns else 0.0
-    return Listing(root, ordered, frozenset(item.label for item in train), str(path.parent), share=share)
+    classes = names_in((item.label for item in train), declared.task)
+    return Listing(root, ordered, classes, str(path.parent), share=share)
 
 
-def _parse_item(values: dict[str, str], labels: dict[str, str], *, number: int) -> Item:
+def names_in(cells: Iterable[str], task: str) -> frozenset[str]:
+    """Return the classes, or with the task labels all names in the cells."""
+    if task != "labels":
+        return frozenset(cells)
+    return frozenset(name for cell in set(cells) for names in split_cell(cell) for name in names if name)
+
+
+def _parse_item(values: dict[str, str], labels: dict[str, str], *, number: int, task: str) -> Item:
     label, person = values["label"].strip(), values.get("person")
     if not values["path"]:
         raise Refusal(f"line {number} has no path.")
-    if not label:
+    if not label and task != "labels":
         raise Refusal(f"line {number} has no label.")
     if label not in labels:
-        require_class_name(label)
+        for name in (label,) if task != "labels" else [n for names in split_cell(label) for n in names if n]:
+            require_class_name(name)
     if person is not None and not person.strip():
         raise Refusal(f"line {number} has no person. Fix: name one on every line, or leave the column out.")
     # One string object per class, not one per line.
     return Item(values["path"], labels.setdefault(label, label), None if person is None else person.strip())
 
 
-def _parse_columns(first: list[str]) -> list[str]:
-    columns = [name.strip().lower() for name in first]
+def _parse_columns(first: list[str], declared: Declared) -> tuple[list[str], tuple[str, ...]]:
+    """Return the columns, and those of them that are labels."""
+    names = (declared.names or ()) if declared.task == "labels" else ()
+    columns = [name.strip() if name.strip() in names else name.strip().lower() for name in first]
+    of_labels = () if "label" in columns else names
+    if missing := [name for name in of_labels if name not in columns]:
+        raise Refusal(
+            f"has neither a column label nor one named {printable(missing[0])!r}; its first line is "
+            f"{printable(','.join(first))!r}. Fix: declare the names of its columns of labels, such as "
+            "--classes edema,pneumonia."
+        )
     if len(set(columns)) != len(columns):
         raise Refusal(f"has duplicate columns: {printable(','.join(columns))}.")
-    if not {"path", "label"} <= set(columns):
+    if not {"path", *(() if of_labels else ("label",))} <= set(columns):
         raise Refusal(f"has no columns path and label; its first line is {printable(','.join(first))!r}. {_HEADER_FIX}")
-    unknown = [name for name in columns if name not in _COLUMNS]
+    unknown = [name for name in columns if name not in (*_COLUMNS, *of_labels)]
     if unknown:
         raise Refusal(f"has the unknown column {printable(unknown[0])!r}. {_HEADER_FIX}")
-    return columns
+    return columns, of_labels
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -190,7 +214,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image: its path below the root (or the row of a table, for messages), its class and its person."""
+    """One image: its path below the root (or the row of a table, for messages), its class or labels, and its person."""
 
     path: str
     label: str

@@ -30,11 +30,10 @@ def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) 
         if "train" not in present:
             fix = " Fix: use `dpvision train` for features." if "train_features" in arrays.headers else ""
             raise Refusal(f"has no train_images; its arrays are: {arrays.names}.{fix}")
-        shapes, dtypes = _image_kinds(arrays, present)
+        shapes, dtypes = _image_kinds(arrays, present, task=declared.task)
         facts.require_shape(shapes["train"], declared)
         arrays.require(destination, shapes, dtypes)
-        labels = {split: arrays.integers(f"{split}_labels") for split in present}
-        names = facts.resolve_numbered(labels, declared)
+        labels, names = _read_labels(arrays, present, declared)
         persons = _persons(arrays, present)
         splits = {
             split: Split(
@@ -45,7 +44,7 @@ def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) 
             for split in present
         }
     parts = splits["train"], splits.get("val"), splits.get("test")
-    return Dataset(printable(path.stem), names, *parts, declared.inferred)
+    return Dataset(printable(path.stem), names, *parts, declared.inferred, task=declared.task)
 
 
 def read_unlabelled_npz(path: Path, *, size: facts.Size, channels: int, at_a_time: int) -> Iterator[Unlabelled]:
@@ -81,13 +80,12 @@ def read_npz_rows(path: Path, declared: facts.Declared) -> Dataset:
             raise Refusal(f"has no train_features; its arrays are: {arrays.names}.")
         shapes = {split: _row_shape(arrays, f"{split}_features") for split in present}
         for split in present:
-            _require_labels(arrays, split, f"{split}_features", count=shapes[split][0])
+            _require_labels(arrays, split, f"{split}_features", count=shapes[split][0], task=declared.task)
             _require_persons(arrays, split, count=shapes[split][0])
         facts.require_same_kind(shapes, dict.fromkeys(present, np.dtype(np.float32)))
         destination = MemoryDestination()
         arrays.require(destination, shapes, dict.fromkeys(present, np.dtype(np.float32)))
-        labels = {split: arrays.integers(f"{split}_labels") for split in present}
-        names = facts.resolve_numbered(labels, declared)
+        labels, names = _read_labels(arrays, present, declared)
         persons = _persons(arrays, present)
         splits = {
             split: Split(
@@ -98,7 +96,7 @@ def read_npz_rows(path: Path, declared: facts.Declared) -> Dataset:
             for split in present
         }
     inferred = () if declared.names is not None else ("classes",)
-    return Dataset(printable(path.stem), names, splits["train"], None, splits.get("test"), inferred)
+    return Dataset(printable(path.stem), names, splits["train"], None, splits.get("test"), inferred, task=declared.task)
 
 
 def read_unlabelled_rows(path: Path, *, width: int, at_a_time: int) -> Iterator[Unlabelled]:
@@ -143,12 +141,24 @@ def _as_float32(block: np.ndarray) -> np.ndarray:
         return block.astype(np.float32)
 
 
-def _require_labels(arrays: Arrays, split: str, of: str, *, count: int) -> None:
-    """Refuse a split without one integer label for each of its records."""
+def _read_labels(
+    arrays: Arrays, present: list[str], declared: facts.Declared
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Return the labels of each split, and the names of the classes or of the labels."""
+    keys = {split: f"{split}_labels" for split in present}
+    if declared.task != "labels":
+        numbers = {split: arrays.integers(key) for split, key in keys.items()}
+        return numbers, facts.resolve_numbered(numbers, declared)
+    names = facts.resolve_columns({split: arrays.headers[key].shape[1] for split, key in keys.items()}, declared)
+    return {split: facts.as_labels(arrays.whole(key), name=key) for split, key in keys.items()}, names
+
+
+def _require_labels(arrays: Arrays, split: str, of: str, *, count: int, task: str) -> None:
+    """Refuse a split without the labels of each of its records."""
     key = f"{split}_labels"
     if key not in arrays.headers:
         raise Refusal(f"has {of} but no {key}; its arrays are: {arrays.names}.")
-    facts.require_labels(arrays.headers[key].shape, arrays.headers[key].dtype, name=key, count=count)
+    facts.require_labels(arrays.headers[key].shape, arrays.headers[key].dtype, name=key, count=count, task=task)
 
 
 def _require_persons(arrays: Arrays, split: str, *, count: int) -> None:
@@ -165,7 +175,7 @@ def _persons(arrays: Arrays, present: list[str]) -> dict[str, np.ndarray]:
 
 
 def _image_kinds(
-    arrays: Arrays, present: list[str]
+    arrays: Arrays, present: list[str], *, task: str
 ) -> tuple[dict[str, tuple[int, int, int, int]], dict[str, np.dtype]]:
     """Return the shapes and types of the images; refuse labels and persons that do not fit them."""
     shapes: dict[str, Shape] = {}
@@ -177,7 +187,7 @@ def _image_kinds(
         shapes[split] = facts.image_shape(arrays.headers[images].shape, name=images)
         dtypes[split] = facts.image_dtype(arrays.headers[images].dtype, name=images)
         count = shapes[split][0]
-        _require_labels(arrays, split, images, count=count)
+        _require_labels(arrays, split, images, count=count, task=task)
         _require_persons(arrays, split, count=count)
     facts.require_same_kind(shapes, dtypes)
     return shapes, dtypes
@@ -216,6 +226,7 @@ class Arrays:
         widest = max((dtype.itemsize * (4 if dtype.kind == "S" else 1) for dtype in owners), default=0)
         needed = sum(int(np.prod(shape, dtype=object)) * dtypes[key].itemsize for key, shape in shapes.items())
         needed += sum((16 + widest) * shape[0] for shape in shapes.values())
+        needed += sum(2 * h.bytes for key, h in self.headers.items() if key.endswith("_labels") and len(h.shape) == 2)
         _require_growth(needed, file_length(self._file))
         if destination is not None:
             destination.require(needed)

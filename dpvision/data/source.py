@@ -45,6 +45,7 @@ def load(
     test_share: float | None = None,
     window: Window = None,
     columns: Columns = None,
+    task: str = "classes",
     rule: int = RULE,
 ) -> Dataset:
     """Read a data set, or raise a DataError that names the file, the reason and the fix.
@@ -63,9 +64,13 @@ def load(
     centre and width of the window of DICOM images, `columns` names the columns of a table
     ("image=img,label=fine_label"). `rule` is the version of the rule by which files become pixels; a model takes
     images by the rule that it was trained with.
+
+    `task` is what labels are: one of the classes; several "labels" per image (in a table a list, text such as
+    "edema|pneumonia", or a column for each declared label; in an .npz file (N, labels) with 1, 0, and -1 or NaN if
+    unknown); or one of the "grades", which are classes in order.
     """
     with name_errors(source):
-        declared = facts.declare(classes=classes, size=size, channels=channels)
+        declared = facts.declare(classes=classes, size=size, channels=channels, task=task)
         how = _How.of(test_share=test_share, window=window, columns=columns, rule=rule, skip_broken=skip_broken)
     return _read(source, declared, MemoryDestination(), how)
 
@@ -75,7 +80,7 @@ def holds_features(source: Source) -> bool:
     return detect_kind(source) == "npz" and has_features(Path(source))
 
 
-def load_rows(source: Source, *, classes: Classes = None) -> Dataset:
+def load_rows(source: Source, *, classes: Classes = None, task: str = "classes") -> Dataset:
     """Read an .npz file with train_features (N, d) and train_labels, and optionally test_*: rows, not images.
 
     A row is an "image" (1, d, 1) of float32, as estimators have it, but of any values: nothing is scaled. A row with
@@ -83,7 +88,7 @@ def load_rows(source: Source, *, classes: Classes = None) -> Dataset:
     """
     path = Path(source)
     with name_errors(path):
-        declared = facts.declare(classes=classes)
+        declared = facts.declare(classes=classes, task=task)
         if detect_kind(source) != "npz":
             raise Refusal(
                 "is not an .npz file of features. Fix: write it with numpy.savez with train_features and train_labels."
@@ -102,6 +107,7 @@ def pack(
     test_share: float | None = None,
     window: Window = None,
     columns: Columns = None,
+    task: str = "classes",
     progress: Progress | None = None,
 ) -> Path:
     """Pack a source into the store `out` and return its path.
@@ -112,7 +118,7 @@ def pack(
     """
     target = Path(out)
     with name_errors(source):
-        declared = facts.declare(classes=classes, size=size, channels=channels)
+        declared = facts.declare(classes=classes, size=size, channels=channels, task=task)
         how = _How.of(test_share=test_share, window=window, columns=columns, skip_broken=skip_broken)
     with name_errors(target):
         if os.path.lexists(target):
@@ -141,6 +147,7 @@ def check(
     test_share: float | None = None,
     window: Window = None,
     columns: Columns = None,
+    task: str = "classes",
 ) -> Findings:
     """Read every image without stopping at a broken one, and report what is there. Not for release.
 
@@ -149,13 +156,14 @@ def check(
     """
     kind = detect_kind(source)
     if kind not in _LISTED:
-        return _describe(load(source, classes=classes, size=size))
+        return _describe(load(source, classes=classes, size=size, task=task))
     path = Path(source)
     with name_errors(path):
         how = _How.of(test_share=test_share, window=window, columns=columns)
-    listing, name = list_files(path, kind, how.columns)
+        declared = facts.declare(classes=classes, size=size, task=task)
+    listing, name = list_files(path, kind, how.columns, declared)
     with name_errors(path):
-        return inspect_listing(listing, name, facts.declare(classes=classes, size=size), how.reading)
+        return inspect_listing(listing, name, declared, how.reading)
 
 
 def image_batches(
@@ -205,7 +213,7 @@ def _read(
     """Read a source of any kind into a destination."""
     path, kind = Path(source), detect_kind(source)
     if kind in _LISTED:
-        listing, name = list_files(path, kind, how.columns)
+        listing, name = list_files(path, kind, how.columns, declared)
         with name_errors(path):
             return read_listing(
                 listing, path, declared, how.reading, name=name, destination=destination, progress=progress
@@ -222,9 +230,16 @@ def _read(
     return dataset
 
 
-def list_files(path: Path, kind: str, columns: dict[str, str] | None = None) -> tuple[Listing, str]:
+def list_files(
+    path: Path, kind: str, columns: dict[str, str] | None = None, declared: facts.Declared = facts.NOTHING
+) -> tuple[Listing, str]:
     """Return the listing of a folder, a CSV file or a table, and the name of the data set."""
     with name_errors(path):
+        if declared.task == "labels" and kind in ("folder", "classes"):
+            raise Refusal(
+                "is a folder of classes, so each image has one label. Fix: list the images in a CSV file, with a "
+                "column label such as edema|pneumonia; or leave --task labels out."
+            )
         if kind == "folder":
             return list_folder(path), printable(path.resolve().name)
         if kind == "classes":
@@ -232,8 +247,8 @@ def list_files(path: Path, kind: str, columns: dict[str, str] | None = None) -> 
         if kind in ("parquet", "arrow"):
             from dpvision.data.tables import list_tables
 
-            return list_tables(path, kind, columns or {}), printable(path.resolve().stem)
-        return list_table(path), printable(path.stem)
+            return list_tables(path, kind, columns or {}, declared), printable(path.resolve().stem)
+        return list_table(path, declared), printable(path.stem)
 
 
 def detect_kind(source: Source) -> str:
@@ -294,8 +309,9 @@ def _describe(dataset: Dataset) -> Findings:
     _, height, width, channels = dataset.train.images.shape
     counts = {}
     for split, part in dataset.splits.items():
-        numbers = Counter(part.labels.tolist())
-        counts[split] = {name: numbers[index] for index, name in enumerate(dataset.classes)}
+        several = part.labels.ndim == 2
+        numbers = dict(enumerate((part.labels == 1).sum(0).tolist())) if several else Counter(part.labels.tolist())
+        counts[split] = {name: numbers.get(index, 0) for index, name in enumerate(dataset.classes)}
     return Findings(
         name=dataset.name,
         counts=counts,
@@ -350,6 +366,8 @@ def _read_digits(declared: facts.Declared) -> Dataset:
     pixels = np.rint(images * 255 / _BRIGHTEST_DIGIT).astype(np.uint8).reshape(-1, 8, 8, 1)
     names = tuple(str(number) for number in range(10))
     with name_errors(DIGITS):
+        if declared.task == "labels":
+            raise Refusal("has one label per image. Fix: leave --task labels out.")
         facts.match_stored(names, declared)
         facts.require_shape(pixels.shape, declared)
     order = np.random.default_rng(0).permutation(len(pixels))
@@ -357,4 +375,4 @@ def _read_digits(declared: facts.Declared) -> Dataset:
         Split(images=pixels[part], labels=labels[part].astype(np.int64), persons=None)
         for part in (order[:_DIGITS_TO_TRAIN], order[_DIGITS_TO_TRAIN:])
     )
-    return Dataset(DIGITS, names, train, None, test, ())
+    return Dataset(DIGITS, names, train, None, test, (), task=declared.task)

@@ -33,24 +33,32 @@ def read_store(path: Path, declared: facts.Declared) -> Dataset:
     """Read a store; its images stay on disk. Every header is compared with meta.json and with the file's size."""
     root = str(path.resolve())
     with name_errors(path / META), open_inside(root, META) as file:
-        names, stored_inferred, skipped_broken, described = _parse_meta(file)
+        names, stored_inferred, skipped_broken, described, stored_task = _parse_meta(file)
     with name_errors(path):
+        if "labels" in (stored_task, declared.task) and stored_task != declared.task:
+            raise Refusal(f"was packed with --task {stored_task}. Fix: use --task {stored_task}.")
         agreed = facts.match_stored(names, declared)
         facts.require_shape(described["train"][0], declared)
-    splits = {split: _read_split(path, root, split=split, described=described[split]) for split in described}
+    width = len(names) if stored_task == "labels" else None
+    splits = {
+        split: _read_split(path, root, split=split, described=described[split], width=width) for split in described
+    }
     with name_errors(path):
-        MemoryDestination().require(16 * sum(len(split) for split in splits.values()))
+        MemoryDestination().require((16 + (width or 0)) * sum(len(split) for split in splits.values()))
         ids = {split: part.persons for split, part in splits.items() if part.persons is not None}
         persons = facts.index_persons(ids)
     for split, part in splits.items():
         with name_errors(path / f"{split}_labels.npy"):
-            if part.labels.min() < 0 or part.labels.max() >= len(names):
+            if width is not None:
+                facts.as_labels(part.labels, name="labels")
+            elif part.labels.min() < 0 or part.labels.max() >= len(names):
                 raise Refusal(f"has labels that are not among the {len(names)} classes.")
     final = {split: replace(part, persons=persons.get(split)) for split, part in splits.items()}
     undeclared = {*declared.inferred, *(() if agreed else ("classes",))}
     inferred = tuple(fact for fact in facts.INFERABLE if fact in stored_inferred and fact in undeclared)
     parts = final["train"], final.get("val"), final.get("test")
-    return Dataset(printable(path.resolve().name), names, *parts, inferred, skipped_broken=skipped_broken)
+    name = printable(path.resolve().name)
+    return Dataset(name, names, *parts, inferred, skipped_broken=skipped_broken, task=declared.task)
 
 
 def finish_store(dataset: Dataset, folder: Path, *, destination: FolderDestination) -> None:
@@ -88,6 +96,7 @@ def _format_meta(dataset: Dataset) -> bytes:
         "classes": list(dataset.classes),
         "inferred": list(dataset.inferred),
         "skipped_broken": dataset.skipped_broken,
+        **({} if dataset.task == "classes" else {"task": dataset.task}),
         "splits": {
             split: {
                 "images": list(part.images.shape),
@@ -104,7 +113,7 @@ def _format_meta(dataset: Dataset) -> bytes:
     return text
 
 
-def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool, dict[str, _Described]]:
+def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool, dict[str, _Described], str]:
     if file_length(file) > limits.META_BYTES:
         raise Refusal(f"is larger than {limits.META_BYTES // limits.MIB} MiB.")
     try:
@@ -118,7 +127,10 @@ def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool,
     names, inferred, splits = meta.get("classes"), meta.get("inferred"), meta.get("splits")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise Refusal("has malformed classes. Fix: pack the data again.")
-    facts.require_class_names(names)
+    task = meta.get("task", "classes")
+    if not isinstance(task, str) or task not in facts.MOST:
+        raise Refusal("has a malformed 'task'. Fix: pack the data again.")
+    facts.require_class_names(names, task)
     if not isinstance(inferred, list) or not all(fact in facts.INFERABLE for fact in inferred):
         raise Refusal("has a malformed 'inferred'. Fix: pack the data again.")
     skipped_broken = meta.get("skipped_broken", True)  # absent: files may have been left out
@@ -131,7 +143,7 @@ def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool,
         {split: entry[0] for split, entry in described.items()},
         {split: entry[1] for split, entry in described.items()},
     )
-    return tuple(names), tuple(inferred), skipped_broken, described
+    return tuple(names), tuple(inferred), skipped_broken, described, task
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -152,7 +164,7 @@ def _describe(entry: object, *, split: str) -> _Described:
     return facts.image_shape(tuple(shape), name=f"{split}_images"), np.dtype(dtype), persons, originals
 
 
-def _read_split(path: Path, root: str, *, split: str, described: _Described) -> Split:
+def _read_split(path: Path, root: str, *, split: str, described: _Described, width: int | None) -> Split:
     shape, dtype, has_persons, has_originals = described
     images = _map_array(path, root, name=f"{split}_images", shape=shape, dtype=dtype)
     with name_errors(path / f"{split}_images.npy"):
@@ -161,7 +173,8 @@ def _read_split(path: Path, root: str, *, split: str, described: _Described) -> 
             for start in range(0, len(images), step):
                 facts.require_unit_range(images[start : start + step], name="images")
     integer = np.dtype(np.int64)
-    labels = _map_array(path, root, name=f"{split}_labels", shape=shape[:1], dtype=integer)
+    shape_of, kind = (shape[:1], integer) if width is None else ((shape[0], width), np.dtype(np.int8))
+    labels = _map_array(path, root, name=f"{split}_labels", shape=shape_of, dtype=kind)
     persons = _map_array(path, root, name=f"{split}_persons", shape=shape[:1], dtype=integer) if has_persons else None
     digests, byte = (shape[0], DIGEST), np.dtype(np.uint8)
     originals = _map_array(path, root, name=f"{split}_originals", shape=digests, dtype=byte) if has_originals else None
@@ -173,7 +186,7 @@ def _map_array(path: Path, root: str, *, name: str, shape: tuple[int, ...], dtyp
         header = parse_header(partial(read_exactly, file), file_length(file))
         if header.shape != shape or header.dtype != dtype or header.fortran:
             raise Refusal(f"has shape {header.shape} of {header.dtype}; meta.json declares {shape} of {dtype}.")
-        # The dtype of meta.json equals that of the header, and is known to be one of three.
+        # The dtype of meta.json equals that of the header, and is known to be one of four.
         return np.memmap(file, dtype=dtype, mode="r", offset=header.offset, shape=shape)
 
 

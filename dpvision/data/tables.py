@@ -4,7 +4,8 @@
     a folder with state.json or dataset_dict.json                     what `datasets.save_to_disk` writes
 
 Each row has an image (the bytes of a file, in a column of bytes or of {bytes, path}), a label (a number or text) and
-optionally a person. The split is named by the file (train-00000-of-00001.parquet), the folder, or a column named split;
+optionally a person. With several labels, the label is a list or text such as "edema|pneumonia", or each declared label
+has a column. The split is named by the file (train-00000-of-00001.parquet), the folder, or a column named split;
 otherwise a test part is set aside. Labels, persons and splits are read first. Images are read in batches while they are
 decoded, so memory holds only a few images of a table of any size. pyarrow is an extra:
 `pip install 'dpvision[parquet]'`.
@@ -23,9 +24,9 @@ from typing import Any
 
 from dpvision.data import limits
 from dpvision.data.dataset import SPLITS
-from dpvision.data.facts import TEST_SHARE, require_class_name
+from dpvision.data.facts import SEPARATOR, TEST_SHARE, Declared, join_cell, require_class_name, split_cell
 from dpvision.data.files import Refusal, open_inside, printable
-from dpvision.data.listing import Item, Listing
+from dpvision.data.listing import Item, Listing, names_in
 
 _USUAL = {
     "image": ("image", "img"),
@@ -39,13 +40,13 @@ _ROWS_AT_A_TIME = 64
 _MISSING = "is a table, and pyarrow is not installed. Fix: pip install 'dpvision[parquet]'"
 
 
-def list_tables(path: Path, kind: str, columns: dict[str, str]) -> Listing:
+def list_tables(path: Path, kind: str, columns: dict[str, str], declared: Declared) -> Listing:
     """Return the rows of all files of a source, with their images to be read later."""
     root = os.path.realpath(path if path.is_dir() else path.parent)
     files = _list_parquet(path) if kind == "parquet" else _list_arrow(path, root)
     if not files:
         raise Refusal("has no table with rows.")
-    tables = [_open_table(root, name, split, kind, columns) for name, split in files]
+    tables = [_open_table(root, name, split, kind, columns, declared) for name, split in files]
     if len({table.split is None for table in tables}) > 1:
         raise Refusal("has files with a split in their names and files without one. Fix: name all of them alike.")
     if len({"person" in table.columns for table in tables}) > 1:
@@ -68,7 +69,7 @@ def list_tables(path: Path, kind: str, columns: dict[str, str]) -> Listing:
             yield from table.images(split)
 
     ordered = {split: items[split] for split in SPLITS if split in items}
-    classes = frozenset(item.label for item in items.get("train", ()))
+    classes = names_in((item.label for item in items.get("train", ())), declared.task)
     given = str(path if path.is_dir() else path.parent)
     return Listing(root, ordered, classes, given, share=None if has_splits else TEST_SHARE, contents=contents)
 
@@ -122,24 +123,31 @@ def _read_json(root: str, name: str) -> dict[str, Any]:
     return value
 
 
-def _open_table(root: str, name: str, split: str | None, kind: str, columns: dict[str, str]) -> _Table:
+def _open_table(
+    root: str, name: str, split: str | None, kind: str, columns: dict[str, str], declared: Declared
+) -> _Table:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
         raise Refusal(_MISSING) from None
-    table = _Table(root, name, split, kind, {}, {})
+    table = _Table(root, name, split, kind, {}, {}, declared.task)
     with table.refusals():
         schema = table.schema()
-        table.columns = _choose_columns(schema.names, columns, name)
-        table.names = _class_names(schema, table.columns["label"])
+        names = (declared.names or ()) if declared.task == "labels" and "label" not in columns else ()
+        if names and set(names) <= set(schema.names):
+            table.of_labels = names  # each declared label has a column
+        table.columns = _choose_columns(schema.names, columns, name, has_labels=bool(table.of_labels))
+        table.names = {} if table.of_labels else _class_names(schema, table.columns["label"])
         table.require_image_column(schema.field(table.columns["image"]).type)
     return table
 
 
-def _choose_columns(present: list[str], named: dict[str, str], file: str) -> dict[str, str]:
-    """Return the columns by their roles. Named columns must exist, and so must image and label."""
+def _choose_columns(present: list[str], named: dict[str, str], file: str, *, has_labels: bool) -> dict[str, str]:
+    """Return the columns by their roles. Named columns must exist, and so must image and, without others, label."""
     columns = {}
     for role, usual in _USUAL.items():
+        if role == "label" and has_labels:
+            continue
         wanted = (named[role],) if role in named else usual
         column = next((name for name in wanted if name in present), None)
         if column is not None:
@@ -157,10 +165,10 @@ def _class_names(schema: Any, label: str) -> dict[int, str]:
     """Return the names of numbered labels from the Hugging Face metadata; empty if there are none."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        names = features[label]["names"]
+        names = features[label].get("feature", features[label])["names"]
         valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
         return dict(enumerate(names)) if valid else {}
-    except (KeyError, ValueError, TypeError, RecursionError):
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -174,6 +182,8 @@ class _Table:
     kind: str
     columns: dict[str, str]
     names: dict[int, str]
+    task: str = "classes"
+    of_labels: tuple[str, ...] = ()  # the columns of labels, if each label has its own
     splits: list[str] | None = None
 
     def refusals(self) -> _Refusals:
@@ -216,18 +226,42 @@ class _Table:
                     f"{printable(self.name)} has the split {printable(str(unknown))!r}. Fix: use train, val or test."
                 )
             return [_SPLITS[value] for value in values]
-        return [self.split or "train"] * len(self._column(self.columns["label"]))
+        return [self.split or "train"] * len(self._column(self.columns.get("label", *self.of_labels[:1])))
 
     def read_items(self) -> Iterator[Item]:
         """Yield the rows in order, without their images."""
-        labels = self._column(self.columns["label"])
+        labels = self._cells() if self.task == "labels" else self._column(self.columns["label"])
         persons = self._column(self.columns["person"]) if "person" in self.columns else [None] * len(labels)
         known: dict[Any, str] = {}
         for number, (label, person) in enumerate(zip(labels, persons, strict=True)):
             if isinstance(label, list | dict) or label not in known:
-                known[label] = self._label(label, number)
+                known[label] = label if self.task == "labels" else self._label(label, number)
             name = self._person(person, number) if "person" in self.columns else None
             yield Item(f"{self.name}, row {number}", known[label], name)
+
+    def _cells(self) -> list[str]:
+        """Return the labels of each row as a cell such as "edema|pneumonia"."""
+        if self.of_labels:
+            columns = [self._column(name) for name in self.of_labels]
+            where = f"{printable(self.name)}, row"
+            return [
+                join_cell(dict(zip(self.of_labels, row, strict=True)), where=f"{where} {number}")
+                for number, row in enumerate(zip(*columns, strict=True))
+            ]
+        cells = []
+        for number, value in enumerate(self._column(self.columns["label"])):
+            if isinstance(value, list):
+                value = SEPARATOR.join(self._label(entry, number) for entry in value)
+            elif not isinstance(value, str):
+                raise Refusal(
+                    f"{printable(self.name)} has labels in row {number} that are neither a list nor a text. Fix: "
+                    "store a list, or text such as edema|pneumonia, or declare the columns of labels (--classes)."
+                )
+            for names in split_cell(value):
+                for name in filter(None, names):
+                    require_class_name(name)
+            cells.append(value)
+        return cells
 
     def images(self, split: str) -> Iterator[bytes | None]:
         """Yield the bytes of the images of one split, in order; None for a row without an image."""

@@ -54,10 +54,15 @@ class Cost:
         return units * (views * BACKWARD * self.saved + ROW_BYTES * self.weights)
 
 
-def count(learner: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...]) -> Cost:
+def count(
+    learner: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    shape: tuple[int, ...],
+    targets_of: Callable[[int], Tensor] = lambda count: torch.zeros(count, dtype=torch.int64),
+) -> Cost:
     """Count the operations per image in a training step of `learner` on images of this shape."""
     learner = copy.deepcopy(learner).cpu()
-    images, targets = torch.zeros(COUNTED, *shape), torch.zeros(COUNTED, dtype=torch.int64)
+    images, targets = torch.zeros(COUNTED, *shape), targets_of(COUNTED)
     trained = [p for p in learner.parameters() if p.requires_grad]
     saved: dict[int, int] = {}
 

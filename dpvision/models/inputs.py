@@ -1,12 +1,13 @@
 """Inputs of a network: pixels scaled by fixed numbers, or features that a frozen prefix computed once.
 
-Each row is a function of its own record. `predict_scores`, `predict_classes` and `accuracy` apply a network to all
-records in batches, on the network's device.
+Each row is a function of its own record. `predict_scores`, `predict` and `accuracy` apply a network to all records in
+batches, on the network's device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -16,11 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision.data import Split
+from dpvision.data.dataset import UNKNOWN
 from dpvision.models.device import send
 from dpvision.models.featured import apply_in_pieces
+from dpvision.models.tasks import Task
 from dpvision.views.eight_bit import to_floats
 
 AT_A_TIME, BATCH, PIECE = 4096, 1024, 64
+MAX_RANKED = 100  # classes up to which all probabilities are kept
 
 
 def to_tensor(images: NDArray[Any], device: torch.device | None = None) -> Tensor:
@@ -75,13 +79,30 @@ def predict_scores(model: nn.Module, inputs: Inputs, *, most: int | None = None)
     return torch.cat(list(_outputs(model, inputs, most))).cpu().numpy()
 
 
-def predict_classes(
-    model: nn.Module, inputs: Inputs, *, most: int | None = None
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the predicted classes of all records, or of the first `most`, and the probabilities of these classes."""
-    pairs = [(outputs.argmax(1), outputs.softmax(1).amax(1)) for outputs in _outputs(model, inputs, most)]
-    classes, probabilities = (torch.cat(parts).cpu().numpy() for parts in zip(*pairs, strict=True))
-    return classes, probabilities
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The answers of a network to its task (tasks.py)."""
+
+    answers: NDArray[np.int64]
+    """(N,) classes or grades, or (N, labels) of 1 and 0."""
+    confidence: NDArray[np.float64]
+    """(N,) probabilities of the answers; of labels, (N, labels) probabilities that they are on."""
+    chances: NDArray[np.float64] | None
+    """(N, classes) probabilities; None if there are more than MAX_RANKED classes."""
+
+
+def predict(model: nn.Module, inputs: Inputs, task: Task, *, most: int | None = None) -> Predictions:
+    """Return the network's answers for all records, or for the first `most`."""
+    parts = []
+    for outputs in _outputs(model, inputs, most):
+        chances = task.chances(outputs)
+        answers = task.answers(
+            outputs if task.kind == "classes" else chances
+        )  # a tie of rounded chances is none of them
+        confidence = chances if task.kind == "labels" else chances.gather(1, answers.unsqueeze(1)).squeeze(1)
+        parts.append((answers, confidence, *((chances,) if task.classes <= MAX_RANKED else ())))
+    columns = [torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)]
+    return Predictions(columns[0], columns[1], columns[2] if len(columns) > 2 else None)
 
 
 @torch.no_grad()
@@ -93,7 +114,9 @@ def _outputs(model: nn.Module, inputs: Inputs, most: int | None) -> Iterator[Ten
         yield model(inputs(slice(start, min(start + BATCH, count)), device=device)).double()
 
 
-def accuracy(model: nn.Module, inputs: Inputs, *, most: int | None = None) -> float:
-    """Return the fraction of all records, or of the first `most`, that the model classifies correctly."""
-    classes, _ = predict_classes(model, inputs, most=most)
-    return float((classes == np.asarray(inputs.labels[: len(classes)])).mean())
+def accuracy(model: nn.Module, inputs: Inputs, task: Task, *, most: int | None = None) -> float:
+    """Return the share of right answers for all records, or the first `most`; of labels, among those that are known."""
+    answers = predict(model, inputs, task, most=most).answers
+    labels = np.asarray(inputs.labels[: len(answers)])
+    known = labels != UNKNOWN
+    return float((answers == labels)[known].mean()) if known.any() else 0.0

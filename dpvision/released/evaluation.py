@@ -1,7 +1,7 @@
 """Evaluate a released model on the test split, write the results to the run folder, and read them with checks.
 
     metrics.jsonl     epsilon of the whole run, and test accuracy at a few steps of the training
-    evaluation.json   confusions of classes, and calibration
+    evaluation.json   counts and confusions of classes, calibration, and measures with intervals (measures.py)
     examples.json     some test images, half classified correctly and half not; only on request
 
 All are at the top of the run folder, for its report. They are computed from the test split alone, without noise:
@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,38 +31,43 @@ from dpvision.core import files
 from dpvision.data import Split
 from dpvision.data.files import Refusal
 from dpvision.data.picture import SIGNATURE, require_valid_png
-from dpvision.errors import DataError
+from dpvision.errors import ConfigError, DataError
+from dpvision.released.measures import BINS, MAX_CLASSES, MAX_PAIRS, Estimate, measure, wilson
+from dpvision.settings.training import TASKS
 from dpvision.storage.run_folder import Run, read_json, read_lines
 
+if TYPE_CHECKING:  # reports are written without torch
+    from dpvision.models.inputs import Predictions
+    from dpvision.models.tasks import Task
+
+K = TypeVar("K")
 FILE, FORMAT = "evaluation.json", "dpvision-evaluation-1"
 EXAMPLES, EXAMPLES_FORMAT = "examples.json", "dpvision-examples-1"
-BINS = 15  # of confidence (Guo et al. 2017)
-MAX_CLASSES = 100  # up to which the whole confusion matrix is stored
-MAX_PAIRS = 20  # number of the most frequent confusions that are stored
 MAX_SIDE = 128  # pixels of an example; larger images are shrunk
 MAX_EXAMPLES = 48
 MAX_STEPS = 2**53
+# Measures that have an interval; kappa only of grades.
+ESTIMATES = ("accuracy", "balanced_accuracy", "macro_auroc", "kappa")
 # An accuracy that exceeds the share of the most frequent class by less than this, or by less than two standard errors,
 # is not clearly better than always answering with that class.
 MIN_GAIN = 0.02
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
 
 def write(
-    folder: Path, split: Split, guesses: Ints, chances: Floats, *, classes: int, weights: str, examples: int
+    folder: Path, split: Split, predictions: Predictions, task: Task, *, weights: str, examples: int
 ) -> list[Path]:
     """Write evaluation.json and examples.json for the weights with this digest.
 
     If `examples` is 0, earlier examples are removed instead.
     """
+    require_examples_possible(task.kind, examples)
     labels = np.asarray(split.labels, dtype=np.int64)
-    figures = {"format": FORMAT, "weights_digest": weights, **measure(guesses, chances, labels, classes=classes)}
+    figures = {"format": FORMAT, "weights_digest": weights, **measure(predictions, labels, task)}
     files.write(folder / FILE, json.dumps(figures, allow_nan=False) + "\n", mode=0o644)
     if not examples:
         (folder / EXAMPLES).unlink(missing_ok=True)
         return [folder / FILE]
+    guesses, chances = predictions.answers, predictions.confidence
     right, wrong = (_spread_evenly(rows, examples) for rows in (guesses == labels, guesses != labels))
     shown = {
         "format": EXAMPLES_FORMAT,
@@ -81,39 +86,12 @@ def write(
     return [folder / FILE, folder / EXAMPLES]
 
 
-def measure(guesses: Ints, chances: Floats, labels: Ints, *, classes: int) -> dict[str, Any]:
-    """Return counts for every class, confusions and calibration, as plain values."""
-    right = guesses == labels
-    pairs, times = np.unique(labels[~right] * classes + guesses[~right], return_counts=True)
-    often = np.argsort(-times, kind="stable")[:MAX_PAIRS]
-    table = None
-    if classes <= MAX_CLASSES:
-        table = np.bincount(labels * classes + guesses, minlength=classes * classes).reshape(classes, classes).tolist()
-    return {
-        "images": len(labels),
-        "right": int(right.sum()),
-        "classes": {
-            "images": np.bincount(labels, minlength=classes).tolist(),
-            "named": np.bincount(guesses, minlength=classes).tolist(),
-            "right": np.bincount(labels[right], minlength=classes).tolist(),
-        },
-        "confusion": table,
-        "confused": [[int(pairs[i]) // classes, int(pairs[i]) % classes, int(times[i])] for i in often],
-        **calibration(chances, right),
-    }
-
-
-def calibration(chances: Floats, right: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return bins of equal width, and the expected calibration error: the mean gap of accuracy and confidence."""
-    confidence = np.clip(np.nan_to_num(chances, nan=0.0), 0.0, 1.0)
-    place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    counts = np.bincount(place, minlength=BINS)
-    hits, sums = (np.bincount(place, weights=w, minlength=BINS) for w in (right.astype(np.float64), confidence))
-    bins = [
-        {"images": int(c), "accuracy": float(h / c) if c else None, "confidence": float(s / c) if c else None}
-        for c, h, s in zip(counts, hits, sums, strict=True)
-    ]
-    return {"bins": bins, "calibration_error": float(np.abs(hits - sums).sum() / len(confidence))}
+def require_examples_possible(task: str, examples: int) -> None:
+    """Refuse examples of a model with several labels: each picture has one class and one answer."""
+    if task == "labels" and examples:
+        raise ConfigError(
+            "--examples shows images with one class each, but this model answers several labels. Fix: leave it out."
+        )
 
 
 def _spread_evenly(rows: NDArray[np.bool_], most: int) -> list[int]:
@@ -186,14 +164,25 @@ def summary(figures: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the figures of an evaluation that are on the card."""
     if figures is None:
         return None
-    counts = zip(figures["classes"]["right"], figures["classes"]["images"], strict=True)
-    recalls = [right / images for right, images in counts if images]
-    return {
-        "images": figures["images"],
-        "accuracy": figures["right"] / figures["images"],
-        "balanced_accuracy": sum(recalls) / len(recalls),
-        "calibration_error": figures["calibration_error"],
-    }
+    short: dict[str, Any] = {"images": figures["images"], "accuracy": share_right(figures)}
+    measures = figures["measures"]
+    if measures is None:  # of an earlier version
+        counts = zip(figures["classes"]["right"], figures["classes"]["images"], strict=True)
+        recalls = [right / images for right, images in counts if images]
+        short["balanced_accuracy"] = sum(recalls) / len(recalls)
+    else:
+        for name in ESTIMATES:
+            value, *ends = measures.get(name) or (None, None)
+            if name in measures:
+                short[name], short[f"{name}_interval"] = value, ends if len(ends) == 2 else None
+        short["macro_average_precision"] = measures["macro_average_precision"]
+    return {**short, "calibration_error": figures["calibration_error"]}
+
+
+def share_right(figures: dict[str, Any]) -> float:
+    """Return the accuracy: the share of images, or of known labels, that are answered correctly."""
+    asked = sum(figures["classes"]["known"]) if figures["task"] == "labels" else figures["images"]
+    return float(figures["right"] / asked) if asked else 0.0
 
 
 def majority(figures: dict[str, Any]) -> tuple[int, float]:
@@ -202,8 +191,59 @@ def majority(figures: dict[str, Any]) -> tuple[int, float]:
     return counts.index(max(counts)), max(counts) / figures["images"]
 
 
+def by_class(figures: dict[str, Any], class_names: Sequence[K]) -> dict[K, dict[str, Any]]:
+    """Return recall, precision, AUROC and average precision of each class or label, with 95% intervals.
+
+    A class without test images is left out. For labels, the figures are about the images where the label is known.
+    """
+    counts, measures = figures["classes"], figures["measures"] or {}
+    areas, precisions = measures.get("auroc"), measures.get("average_precision")
+    found: dict[K, dict[str, Any]] = {}
+    for place, name in enumerate(class_names):
+        images, named, right = (counts[key][place] for key in ("images", "named", "right"))
+        if not images:
+            continue
+        entry: dict[str, Any] = {"images": images, **_share_of("recall", right, images)}
+        if figures["task"] == "labels":
+            without = counts["known"][place] - images
+            entry = {"known": counts["known"][place], **entry}
+            entry |= _share_of("specificity", without - (named - right), without)
+        entry["precision"] = right / named if named else None
+        area = None if areas is None else areas[place]
+        entry |= {"auroc": area and area[0], "auroc_interval": area and area[1:]}
+        entry["average_precision"] = None if precisions is None else precisions[place]
+        found[name] = entry
+    return found
+
+
+def _share_of(name: str, part: int, whole: int) -> dict[str, Any]:
+    if not whole:
+        return {name: None, f"{name}_interval": None}
+    return {name: part / whole, f"{name}_interval": list(wilson(part / whole, whole))}
+
+
+def describe_trivial(figures: dict[str, Any], class_names: Sequence[str], show: Callable[[str], str] = repr) -> str:
+    """Say which fixed answer is right most often, and what it would give."""
+    if figures["task"] != "labels":
+        most, share = majority(figures)
+        return f"always answering {show(class_names[most])} would give {share:.2%}"
+    pairs = list(zip(figures["classes"]["images"], figures["classes"]["known"], strict=True))
+    right = sum(max(present, known - present) for present, known in pairs)
+    share = right / max(1, sum(known for _, known in pairs))
+    return f"always giving the more frequent answer to each label would give {share:.2%}"
+
+
 def warning(figures: dict[str, Any], class_names: Sequence[str]) -> str | None:
     """Return a warning if the model is hardly better than always answering with the most frequent class, else None."""
+    if figures["task"] == "labels":
+        area = figures["measures"]["macro_auroc"]
+        if area is None or area[1] > 0.5:
+            return None
+        return (
+            f"The model hardly ranks images better than chance: its mean AUROC over the labels is {area[0]:.2f}, and "
+            f"the 95% interval, from {area[1]:.2f} to {area[2]:.2f}, contains 0.50. Do not use it. What usually helps: "
+            "more images, a larger epsilon, or a network that was trained on public images (--pretrained)."
+        )
     answer, share = majority(figures)
     images = figures["images"]
     return majority_warning(figures["right"] / images, share, images=images, answer=class_names[answer])
@@ -237,8 +277,10 @@ def _read(path: Path, form: str, weights: str, check: Callable[[dict[str, Any]],
 
 
 def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
-    images, right = _count(content["images"]), _count(content["right"])
-    by_class = {key: [_count(v) for v in content["classes"][key]] for key in ("images", "named", "right")}
+    images, right, task = _count(content["images"]), _count(content["right"]), content.get("task", "classes")
+    _require(task in TASKS, "task")
+    counted = ("images", "named", "right", *(("known",) if task == "labels" else ()))
+    by_class = {key: [_count(v) for v in content["classes"][key]] for key in counted}
     table = content["confusion"]
     if table is not None:
         table = [[_count(v) for v in row] for row in table]
@@ -247,9 +289,17 @@ def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
     pairs = [[_count(v) for v in pair] for pair in content["confused"]]
     _require(len(pairs) <= MAX_PAIRS and all(len(p) == 3 and max(p[:2]) < classes for p in pairs), "confused")
     _require(all(len(v) == classes for v in by_class.values()), "classes")
-    _require(images > 0 and sum(by_class["images"]) == sum(by_class["named"]) == images, "images")
-    _require(all(r <= n for r, n in zip(by_class["right"], by_class["images"], strict=True)), "right")
-    _require(sum(by_class["right"]) == right, "right")
+    asked = images
+    if task == "labels":
+        asked = sum(by_class["known"])
+        _require(images > 0 and all(n <= images for n in by_class["known"]), "images")
+        counts = zip(*(by_class[key] for key in ("known", "images", "named", "right")), strict=True)
+        _require(all(right <= min(n, m) and max(n, m) <= known for known, n, m, right in counts), "right")
+        _require(right <= asked, "right")
+    else:
+        _require(images > 0 and sum(by_class["images"]) == sum(by_class["named"]) == images, "images")
+        _require(all(r <= n for r, n in zip(by_class["right"], by_class["images"], strict=True)), "right")
+        _require(sum(by_class["right"]) == right, "right")
     bins: list[dict[str, Any]] = [
         {
             "images": _count(b["images"]),
@@ -257,8 +307,10 @@ def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
         }
         for b in content["bins"]
     ]
-    _require(len(bins) == BINS and sum(b["images"] for b in bins) == images, "bins")
+    _require(len(bins) == BINS and sum(b["images"] for b in bins) == asked, "bins")
     return {
+        "task": task,
+        "measures": None if content.get("measures") is None else _measures(content["measures"], classes, task),
         "images": images,
         "right": right,
         "classes": by_class,
@@ -267,6 +319,32 @@ def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
         "bins": bins,
         "calibration_error": _share(content["calibration_error"]),
     }
+
+
+def _measures(content: dict[str, Any], classes: int, task: str) -> dict[str, Any]:
+    """Return measures with their intervals, and those of each class."""
+    areas, precisions = content["auroc"], content["average_precision"]
+    _require(all(values is None or len(values) == classes for values in (areas, precisions)), "auroc")
+    _require(("kappa" in content) == (task == "grades"), "kappa")
+    mean = content["macro_average_precision"]
+    return {
+        **{
+            name: _estimate(content[name], lowest=-1 if name == "kappa" else 0) for name in ESTIMATES if name in content
+        },
+        "auroc": None if areas is None else [_estimate(area) for area in areas],
+        "average_precision": None if precisions is None else [None if p is None else _share(p) for p in precisions],
+        "macro_average_precision": None if mean is None else _share(mean),
+    }
+
+
+def _estimate(value: Any, *, lowest: int = 0) -> Estimate | None:
+    """Return a value and the ends of its interval."""
+    if value is None:
+        return None
+    _require(isinstance(value, list) and len(value) == 3, "an interval")
+    _require(all(type(x) in (int, float) and lowest <= x <= 1 for x in value), "an interval")
+    _require(value[1] <= value[0] <= value[2], "an interval")
+    return [float(x) for x in value]
 
 
 def _examples(content: dict[str, Any], classes: int) -> list[dict[str, Any]]:

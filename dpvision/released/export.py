@@ -11,8 +11,8 @@ Both have the metadata of the weights (model, shape, classes, event, delta, priv
 The graph takes bytes and is compared with the network before the file is written:
 
     images          in    uint8 (N, height, width, channels), 0 to 255; any N
-    scores          out   float32 (N, classes), before the softmax
-    probabilities   out   float32 (N, classes)
+    scores          out   float32 (N, outputs), before the softmax; of labels and grades, before the sigmoids
+    probabilities   out   float32 (N, classes): of each class or grade, which sum to 1, or of each label
 
 Convert images that are floats in [0, 1] to bytes by numpy.round(255 * x). One network of every family in
 dpvision.models except dinov2 was exported and compared. A network with an operator that torch's exporter does not
@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
+from dpvision.models.tasks import Task
 from dpvision.released.model import Model, load_model
 from dpvision.storage import safetensors
 from dpvision.views.eight_bit import to_floats
@@ -62,8 +63,8 @@ def export(weights: Path, card: Mapping[str, Any], out: Path, *, to: str, force:
     if to == "safetensors":
         data, difference = safetensors.dump(network.model.state_dict(), header), None
     else:
-        graph = to_onnx(network.model, network.shape, name=header["model"])
-        difference = require_same_outputs(graph, network.model, network.shape, name=header["model"])
+        graph = to_onnx(network.model, network.shape, network.task, name=header["model"])
+        difference = require_same_outputs(graph, network.model, network.shape, network.task, name=header["model"])
         data = _add_metadata(graph, {**header, "format": "dpvision-onnx-1"})
     files.write(out, data, mode=0o644)
     return difference
@@ -106,23 +107,23 @@ def _input(network: Model) -> dict[str, Any]:
 class Classifier(nn.Module):
     """The network from bytes to scores and probabilities, with the scaling of inputs.to_tensor."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.task = model, task
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.model(to_floats(images.permute(0, 3, 1, 2)))
-        return scores, scores.softmax(1)
+        return scores, self.task.chances(scores)
 
 
-def to_onnx(model: nn.Module, shape: Shape, *, name: str) -> bytes:
+def to_onnx(model: nn.Module, shape: Shape, task: Task, *, name: str) -> bytes:
     """Return the network as an ONNX graph, or raise a ConfigError that names the unsupported operators."""
     _require_packages()
     images = torch.from_numpy(_random_images(shape, 2))
     try:
         with torch.no_grad(), _quiet():
             program = torch.onnx.export(
-                Classifier(model.eval()),
+                Classifier(model.eval(), task),
                 (images,),
                 dynamo=True,
                 verbose=False,
@@ -136,7 +137,7 @@ def to_onnx(model: nn.Module, shape: Shape, *, name: str) -> bytes:
         raise ConfigError(f"{name}: cannot be exported to ONNX, because of {_reason(exc)}. {ALTERNATIVE}") from exc
 
 
-def require_same_outputs(graph: bytes, model: nn.Module, shape: Shape, *, name: str) -> float:
+def require_same_outputs(graph: bytes, model: nn.Module, shape: Shape, task: Task, *, name: str) -> float:
     """Return the largest difference between the outputs of onnxruntime and of the network on random images.
 
     Refuse a graph that differs by more than MAX_DIFFERENCE or does not run.
@@ -149,7 +150,7 @@ def require_same_outputs(graph: bytes, model: nn.Module, shape: Shape, *, name: 
     for count in BATCHES:
         images = _random_images(shape, count)
         with torch.no_grad():
-            expected = Classifier(model.eval())(torch.from_numpy(images))
+            expected = Classifier(model.eval(), task)(torch.from_numpy(images))
         try:
             outputs = session.run(list(OUTPUTS), {"images": images})
         except Exception as exc:  # onnxruntime's exceptions have no common base class

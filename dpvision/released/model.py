@@ -15,12 +15,16 @@ import torch
 from torch import nn
 
 from dpvision.data import Dataset, Split, identify, image_batches, limits, load, load_rows, row_batches
+from dpvision.data.facts import FEWEST, MOST
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import build
 from dpvision.models.head_on_features import HeadOnFeatures
-from dpvision.models.inputs import Inputs, predict_classes, to_tensor
+from dpvision.models.inputs import Inputs, to_tensor
+from dpvision.models.inputs import predict as predict_all
+from dpvision.models.tasks import Task
 from dpvision.released import evaluation
-from dpvision.settings.training import HEAD_ON_FEATURES
+from dpvision.released.measures import measure
+from dpvision.settings.training import HEAD_ON_FEATURES, TASKS
 from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
 
@@ -35,6 +39,8 @@ class Model:
     model: nn.Module
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
+    kind: str = "classes"
+    """What it answers: one of the classes, several labels, or a grade (models/tasks.py)."""
     reading: dict[str, Any] = field(default_factory=lambda: {"rule": 1})
     """The rule, window, columns and test share that the model was trained with, as arguments of `data.load`."""
 
@@ -43,12 +49,17 @@ class Model:
         """Whether the model takes rows of features instead of images."""
         return isinstance(self.model, HeadOnFeatures)
 
+    @property
+    def task(self) -> Task:
+        """What the model answers about an image."""
+        return Task(self.kind, len(self.classes))
+
     def load(self, source: str, *, size: Any) -> Dataset:
         """Load labelled images, or rows of features, that fit the model and have its classes."""
-        classes = list(self.classes)
+        asked: dict[str, Any] = {"classes": list(self.classes), "task": self.kind}
         if self.on_features:
-            return load_rows(source, classes=classes)
-        return load(source, classes=classes, size=size or self.shape[1:], channels=self.shape[0], **self.reading)
+            return load_rows(source, **asked)
+        return load(source, size=size or self.shape[1:], channels=self.shape[0], **asked, **self.reading)
 
     @property
     def reading_files(self) -> dict[str, Any]:
@@ -74,17 +85,21 @@ def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
         classes = tuple(str(c) for c in json.loads(header["classes"]))
         name = header["model"]
         widest = limits.COLUMNS if name == HEAD_ON_FEATURES else 4096
-        if not (channels in (1, 3) and 0 < height <= 4096 and 0 < width <= widest and 2 <= len(classes) <= 100_000):
+        kind = header.get("task", "classes")
+        if kind not in TASKS:
+            raise ValueError(f"task {kind!r}")
+        possible = FEWEST[kind] <= len(classes) <= MOST[kind]
+        if not (channels in (1, 3) and 0 < height <= 4096 and 0 < width <= widest and possible):
             raise ValueError("an impossible shape or number of classes")
         reading = _reading(header)
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise DataError(f"{path}: its header does not describe a model of dpvision ({exc}).") from exc
     with torch.device("meta"):  # shapes only: a forged header must not allocate a large model
-        sketch = _build(name, (channels, height, width), len(classes))
+        sketch = _build(name, (channels, height, width), Task(kind, len(classes)).outputs)
     tensors, _ = safetensors.load(path, sketch.state_dict())
-    model = _build(name, (channels, height, width), len(classes))
+    model = _build(name, (channels, height, width), Task(kind, len(classes)).outputs)
     model.load_state_dict(tensors)
-    return Model(model.eval().to(device), (channels, height, width), classes, reading)
+    return Model(model.eval().to(device), (channels, height, width), classes, kind, reading)
 
 
 def _reading(header: dict[str, str]) -> dict[str, Any]:
@@ -96,9 +111,9 @@ def _reading(header: dict[str, str]) -> dict[str, Any]:
     return reading
 
 
-def _build(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+def _build(name: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:
     return (
-        HeadOnFeatures(shape[2], classes) if name == HEAD_ON_FEATURES else build(name, shape, classes=classes, seed=0)
+        HeadOnFeatures(shape[2], outputs) if name == HEAD_ON_FEATURES else build(name, shape, classes=outputs, seed=0)
     )
 
 
@@ -121,33 +136,41 @@ def evaluate(
             f"{run}: --keep is for the test split of a run. Fix: use --split test, and give the folder of the run."
         )
     network = load_model(run, device=device)
+    evaluation.require_examples_possible(network.kind, examples)
     data = network.load(source, size=size)
     chosen = data.require_split(split, source=source)
     _require_same_shape(source, chosen.images.shape, network)
     labels = np.asarray(chosen.labels)
-    named, chances = predict_classes(network.model, network.inputs(chosen))
-    right = named == labels
+    predictions = predict_all(network.model, network.inputs(chosen), network.task)
     if keep:
         if identify(data.train)[0] != Run(run).facts().get("fingerprint"):
             raise ConfigError(
                 f"{source}: not the data that {run} was trained on, so --keep is refused. Fix: give that data set."
             )
-        digest, classes = safetensors.read(Run(run).weights).header["digest"], len(network.classes)
-        evaluation.write(run, chosen, named, chances, classes=classes, weights=digest, examples=examples)
-    counts = np.bincount(labels, minlength=len(network.classes))
-    recalls = {
-        name: {"images": int(counts[i]), "recall": float(right[labels == i].mean())}
-        for i, name in enumerate(network.classes)
-        if counts[i]
-    }
+        digest = safetensors.read(Run(run).weights).header["digest"]
+        evaluation.write(run, chosen, predictions, network.task, weights=digest, examples=examples)
+    figures = measure(predictions, labels, network.task)
+    short = evaluation.summary(figures)
+    assert short is not None
+    of_classes = (
+        {}
+        if network.kind == "labels"
+        else dict(
+            zip(
+                ("majority_class", "majority_share"),
+                (network.classes[evaluation.majority(figures)[0]], evaluation.majority(figures)[1]),
+                strict=True,
+            )
+        )
+    )
     return {
-        "accuracy": float(right.mean()),
-        "balanced_accuracy": float(np.mean([r["recall"] for r in recalls.values()])),
-        "majority_class": network.classes[int(counts.argmax())],
-        "majority_share": float(counts.max() / len(labels)),
-        "images": len(labels),
+        **short,
+        **of_classes,
         "split": split,
-        "classes": recalls,
+        "task": network.kind,
+        "always": evaluation.describe_trivial(figures, network.classes),
+        "warning": evaluation.warning(figures, network.classes),
+        "classes": evaluation.by_class(figures, network.classes),
     }
 
 
@@ -164,11 +187,14 @@ def predict(
     """Write a CSV line (file, class, probability, problem) for each image, and return the number of problems.
 
     The line of a file that cannot be read has the reason and no class. With `probabilities`, a column for each class
-    follows. At most `at_a_time` images are in memory.
+    follows. If the model answers several labels, the line is (file, problem) and 1 or 0 for each label. At most
+    `at_a_time` images are in memory.
     """
     network = load_model(run, device=device)
     channels, *sides = network.shape
-    write(_line("file", "class", "probability", "problem", *_columns(network.classes if probabilities else ())))
+    several, shown = network.kind == "labels", network.classes if probabilities else ()
+    head = ("file", "problem", *network.classes) if several else ("file", "class", "probability", "problem")
+    write(_line(*head, *(f"probability of {name}" for name in shown)))
     done = failed = 0
     if network.on_features:
         batches = row_batches(images, width=network.shape[2], at_a_time=at_a_time)
@@ -180,23 +206,24 @@ def predict(
         inputs = torch.from_numpy(batch.images) if network.on_features else to_tensor(batch.images)
         with torch.no_grad():
             inputs = inputs.to(device)
-            chances = iter(network.model(inputs).softmax(1).cpu() if len(inputs) else ())
+            outputs = network.model(inputs) if len(inputs) else torch.empty(0, network.task.outputs)
+            chances = network.task.chances(outputs)
+            answers, shares_of = iter(network.task.answers(chances).cpu()), iter(chances.cpu())
         for name, problem in zip(batch.names, batch.problems, strict=True):
             if problem is not None:
                 failed += 1
-                write(_line(name, "", "", problem, *([""] * len(network.classes) if probabilities else ())))
+                empty = [""] * (len(head) - 2 + len(shown))
+                write(_line(name, problem, *empty) if several else _line(name, "", "", problem, *empty[2:]))
                 continue
-            shares = next(chances).tolist()
-            best = max(range(len(shares)), key=shares.__getitem__)
+            shares, answer = next(shares_of).tolist(), next(answers).tolist()
             rest = [f"{share:.4f}" for share in shares] if probabilities else ()
-            write(_line(name, network.classes[best], f"{shares[best]:.4f}", "", *rest))
+            if several:
+                write(_line(name, "", *map(str, answer), *rest))
+            else:
+                write(_line(name, network.classes[answer], f"{shares[answer]:.4f}", "", *rest))
         done += len(batch.names)
         progress(done, batch.total)
     return failed
-
-
-def _columns(classes: tuple[str, ...]) -> list[str]:
-    return [f"probability of {name}" for name in classes]
 
 
 def _line(*cells: str) -> str:

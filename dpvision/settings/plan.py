@@ -277,7 +277,14 @@ def _complete_head(config: Config, n: int) -> Config:
     """Compute the settings of a head on features of `n` images; every image is in every noisy sum."""
     _require_small_delta(config, n)
     head = config.head
-    if head == "auto":
+    if config.task != "classes" and head in ("moments", "lda"):
+        raise ConfigError(
+            f"head is {head!r}, which needs one class per row, but task is {config.task!r}. Fix: use --head descent."
+        )
+    if head == "auto" and config.task != "classes" and not config.synthetic:
+        head = "descent"
+        config = replace(config, chosen_by=f"auto: the task is {config.task}: descent")
+    elif head == "auto":
         head, reason = auto.choose_head(n=n, epsilon=config.epsilon, public=bool(config.synthetic))
         config = replace(config, chosen_by=f"auto: {reason}")
     assert head in HEAD_SUMS

@@ -221,12 +221,12 @@ def centre_and_width(text: str) -> str:
 
 
 # The settings that decide how a data set is read, with the names of their arguments in `dpvision.data.load`.
-OF_READING = ("classes", "size", "channels", "skip_broken", "test_share", "window", "columns")
+OF_READING = ("classes", "size", "channels", "skip_broken", "test_share", "window", "columns", "task")
 
 
 def reading_options(config: Any) -> dict[str, Any]:
     """The settings that decide how a data set is read, as arguments of `dpvision.data.load`."""
-    return {name: getattr(config, name) for name in OF_READING}
+    return {name: getattr(config, name) for name in OF_READING if hasattr(config, name)}
 
 
 def with_share(config: T, share: float | None, *, source: str) -> T:

@@ -64,6 +64,8 @@ MAX_CANARIES, MAX_EXAMPLES = 100_000, 24
 # Methods of fitting a linear classifier to features, and the name of the resulting model.
 HEADS = ("auto", "descent", "newton", "moments", "lda")
 HEAD_ON_FEATURES = "head-on-features"
+# What a model answers (models/tasks.py).
+TASKS = ("classes", "labels", "grades")
 # Rounding of the inputs of matrix products: none, to 10 bits (TF32) or to 7 bits (bfloat16). Sums are float32.
 PRECISIONS = ("float32", "tf32", "bf16")
 
@@ -117,6 +119,11 @@ class Config:
     unit: str = setting(
         "image", group="Privacy", choices=("image", "person"), on_card=False,
         help="What the guarantee protects: each image, or each person with all of their images.",
+    )
+    task: str = setting(
+        "classes", group="Data", choices=TASKS, names_branch="changed", on_card=False,
+        help="What is asked about an image: one of several classes, several labels that may each apply or not, or a "
+        "grade, one of several ordered classes.",
     )
     n: int | None = setting(
         None, group="Data", above=0, shown="read from the data and treated as public",
@@ -333,6 +340,15 @@ class Config:
             )
         if self.objective == "balanced":
             self._require_one_objective()
+        if self.task == "labels" and self.k_diff:
+            raise ConfigError(
+                f"k_diff is {self.k_diff}: public images among the views need one class per image, but task is "
+                "'labels'. Fix: use --k-diff 0, and --assist for public images."
+            )
+        if self.task == "labels" and self.examples:
+            raise ConfigError(
+                "examples shows images with one class each, but task is 'labels'. Fix: leave --examples out."
+            )
         if self.full_batch and self.batch not in (None, self.n):
             raise ConfigError(f"full_batch is set, but batch is {self.batch}. Fix: leave one of them out.")
 
@@ -347,6 +363,11 @@ class Config:
             raise ConfigError(
                 f"objective is 'balanced', whose first steps find the shares of the classes, which {name} does not "
                 f"allow. Fix: leave --{name.replace('_', '-')} out, or use --objective accuracy."
+            )
+        if self.task != "classes":
+            raise ConfigError(
+                f"objective is 'balanced', which is about the frequencies of classes, but task is {self.task!r}. Fix: "
+                "leave --objective out."
             )
         first = 2 if self.part == "centred-head" else 1
         if self.steps is not None and self.head is None and self.steps <= first:

@@ -153,7 +153,8 @@ class Views:
         """Turn images (B, C, H, W) in [-1, 1] and labels (B,) into views (B K, C, H, W) and targets.
 
         The views of an image are consecutive. Targets are int64 (B K,) or, if labels are mixed, distributions over the
-        classes (B K, classes). Temporary memory is a few blocks, regardless of the batch size.
+        classes (B K, classes). If images have several labels, (B, labels), each view has them all: (B K, labels).
+        Temporary memory is a few blocks, regardless of the batch size.
         """
         _require_batch(images, labels, rng)
         self.require(images.shape[1:])
@@ -161,7 +162,7 @@ class Views:
         if self.mixes_labels:
             targets = images.new_empty(len(images), self.count, self.classes)
         else:
-            targets = labels.new_empty(len(images), self.count)
+            targets = labels.new_empty(len(images), self.count, *labels.shape[1:])
         per_image = self.count * math.prod(images.shape[1:])
         block = BLOCK if images.device.type == "cpu" else BLOCK_ON_DEVICE
         for rows, block_rng in rng.blocks(max(1, block // per_image)):
@@ -228,8 +229,11 @@ def _require_batch(images: Tensor, labels: Tensor, rng: UnitRandom) -> None:
     """Refuse a malformed batch by its shapes and types alone, without reading a private pixel or label."""
     if images.dim() != 4 or not images.is_floating_point():
         raise ConfigError(f"views need float images (B, C, H, W), not {images.dtype} {tuple(images.shape)}.")
-    if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
-        raise ConfigError(f"{len(images)} images need one int64 label each, not {labels.dtype} {tuple(labels.shape)}.")
+    if labels.shape[:1] != images.shape[:1] or labels.dim() > 2 or labels.dtype != torch.int64:
+        raise ConfigError(
+            f"{len(images)} images need one int64 label, or one row of them, each, not {labels.dtype} "
+            f"{tuple(labels.shape)}."
+        )
     if len(rng) != len(images):
         raise ConfigError(f"each of {len(images)} images needs its own random numbers, but there are {len(rng)}.")
 

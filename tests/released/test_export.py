@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dpvision.cli.train import write_report
 from dpvision.errors import ConfigError
 from dpvision.models import MODELS, build
+from dpvision.models.tasks import Task
 from dpvision.private.training import train
 from dpvision.released.export import MAX_DIFFERENCE, require_same_outputs, to_onnx
 from dpvision.released.model import load_model
@@ -23,6 +24,8 @@ from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
 from tests.one_thread import one_thread
 from tests.system.docs.examples import call
+
+TASK = Task("classes", 3)
 
 __all__ = ["one_thread"]
 
@@ -53,8 +56,8 @@ def test_every_network_can_be_exported(name: str) -> None:
         for weight in network.parameters():
             if not weight.any():  # a head of zeros would hide what comes before it
                 nn.init.normal_(weight, std=0.1)
-    graph = to_onnx(network, shape, name=name)
-    assert require_same_outputs(graph, network, shape, name=name) < MAX_DIFFERENCE / 10
+    graph = to_onnx(network, shape, TASK, name=name)
+    assert require_same_outputs(graph, network, shape, TASK, name=name) < MAX_DIFFERENCE / 10
     assert b"/dpvision/" not in graph and str(Path.home()).encode() not in graph
 
 
@@ -75,7 +78,9 @@ def test_the_verb_writes_a_graph_with_its_card(run: Run, monkeypatch: pytest.Mon
         wanted = network.model((torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
     assert np.abs(wanted.numpy() - scores).max() < 1e-4 and chances.sum(1) == pytest.approx(1)
     with pytest.raises(ConfigError, match="so no file was written"):  # a graph of other weights
-        require_same_outputs(out.read_bytes(), build("linear", (1, 8, 8), classes=10, seed=0), (1, 8, 8), name="linear")
+        require_same_outputs(
+            out.read_bytes(), build("linear", (1, 8, 8), classes=10, seed=0), (1, 8, 8), TASK, name="linear"
+        )
     before = out.read_bytes()
     assert call(words, monkeypatch) == 2 and out.read_bytes() == before
     assert call(["export", str(run.folder), "--to", "safetensors", "--out", str(out), "--force"], monkeypatch) == 2
@@ -124,4 +129,4 @@ def test_what_has_no_place_in_a_graph_is_named() -> None:
             return torch.linalg.eigvalsh(x[:, 0] + x[:, 0].mT)
 
     with pytest.raises(ConfigError, match=r"mine: cannot be exported to ONNX.*linalg.*--to safetensors"):
-        to_onnx(Eigen(), (1, 4, 4), name="mine")
+        to_onnx(Eigen(), (1, 4, 4), TASK, name="mine")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dpvision.core.events import Budget
@@ -25,6 +26,7 @@ from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Floats, Rows
 from dpvision.errors import ConfigError
 from dpvision.models.head_on_features import linear_scores
+from dpvision.models.tasks import Task
 from dpvision.private.accounts.overlap import NOTHING, Sketch
 from dpvision.private.statistics.charge import Charged, charge_fit, public_count
 from dpvision.private.statistics.setup import HeadSetup
@@ -37,6 +39,7 @@ class Head(Charged):
     weight: Floats  # (d, classes)
     bias: Floats | None  # (classes,)
     centre: Floats | None  # (d,): subtracted from each row
+    task: Task
 
     def scores(self, features: Any) -> Floats:
         """Return (N, classes) scores. Features are prepared as for fitting; a nonfinite row is scored as a zero row."""
@@ -47,8 +50,11 @@ class Head(Charged):
         return linear_scores(x, self.weight, bias=self.bias, centre=self.centre)
 
     def classes_of(self, features: Any) -> NDArray[np.int64]:
-        """Return the class with the highest score for each row."""
-        return self.scores(features).argmax(axis=1)
+        """Return the answers for each row: the class with the highest score, a grade, or 1 and 0 for each label."""
+        scores = self.scores(features)
+        if self.task.kind == "classes":
+            return scores.argmax(axis=1)
+        return np.asarray(self.task.answers(self.task.chances(torch.from_numpy(scores))))
 
 
 def fit_head(
@@ -78,10 +84,12 @@ def fit_head(
                images find this account
     public     features of public images, for methods that learn directions from them
     test_key   fixes the noise, for tests: the head and its charge are marked as not private
-    settings   settings of the rows (bound, unit, whitening, intercept, centre) and of the method (its dataclass fields)
+    settings   settings of the rows (bound, unit, whitening, intercept, centre) and of the method (its dataclass
+               fields); with task="labels", labels are (N, classes) of 1, 0, and -1 if unknown
     """
     setup = HeadSetup.of(method, settings)
-    rows = Rows.of(features, labels, setup.preparation, classes=classes, persons=persons)
+    task = Task(getattr(setup.method, "task", "classes"), classes)
+    rows = Rows.of(features, labels, setup.preparation, classes=classes, persons=persons, several=task.kind == "labels")
     public_rows = setup.public_rows(public, width=rows.width)
     n, read_off = public_count(n, rows)
     gate, charged = charge_fit(
@@ -99,4 +107,4 @@ def fit_head(
     weight, bias, centre = setup.fit(rows, n=n, sigma=gate.sigma, add_noise=gate.next, public=public_rows)
     if setup.preparation.intercept:  # the weights of the constant feature are the bias
         weight, bias = weight[:-1], weight[-1] * setup.preparation.constant
-    return Head(weight=weight, bias=bias, centre=centre, n=n, read_off=read_off, **charged)
+    return Head(weight=weight, bias=bias, centre=centre, task=task, n=n, read_off=read_off, **charged)

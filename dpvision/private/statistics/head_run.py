@@ -37,7 +37,8 @@ from dpvision.data import Dataset, Split, identify, load_rows
 from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.models.device import find_device
 from dpvision.models.head_on_features import HeadOnFeatures
-from dpvision.models.inputs import Inputs, predict_classes
+from dpvision.models.inputs import Inputs, predict
+from dpvision.models.tasks import Task
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
 from dpvision.private.accounts.persons import require_one_person_each, require_persons
@@ -46,8 +47,9 @@ from dpvision.private.statistics.setup import HeadSetup
 from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.public_inputs import PublicInputs, require_every_class
 from dpvision.private.training.state import State
-from dpvision.private.training.train import Outcome, facts_of, require_same_data
+from dpvision.private.training.train import Outcome, facts_of, name_task, require_same_data
 from dpvision.released import evaluation, report
+from dpvision.released.measures import measure
 from dpvision.settings import auto
 from dpvision.settings.recipes import recipe
 from dpvision.settings.setting import to_dict
@@ -64,6 +66,7 @@ SETTABLE = {
     "unit",
     "n",
     "classes",
+    "task",
     "steps",
     "clip",
     "release",
@@ -101,6 +104,11 @@ class PreparedHead:
         return 1, 1, self.data.train.images.shape[2]
 
     @property
+    def task(self) -> Task:
+        """What the head answers about a row."""
+        return Task(self.config.task, len(self.data.classes))
+
+    @property
     def setup(self) -> HeadSetup:
         """The method with its settings, all of which follow from public numbers."""
         config, own = self.config, dict[str, Any]()
@@ -108,7 +116,7 @@ class PreparedHead:
         if config.head in ("descent", "newton"):
             keep = "last" if config.release == "last" else "average"
             counted = config.objective == "balanced"  # by one of the sums
-            own = {"steps": config.steps - 1 - counted, "clip": config.clip, "keep": keep}
+            own = {"steps": config.steps - 1 - counted, "clip": config.clip, "keep": keep, "task": config.task}
         elif config.head == "lda":
             enough = config.n * config.epsilon > ENOUGH_FOR_COVARIANCE * self.shape[2]
             own = {"covariance": "public" if self.public.images else "private" if enough else "none"}
@@ -131,7 +139,7 @@ def prepare(source: str, config: Config) -> PreparedHead:
             raise ConfigError(f"{name.replace('_', '-')}: does not apply to a head on features. Fix: leave it out.")
     find_device(config.device)  # refuses a missing device, although heads are computed on the CPU
     config = replace(config, device="cpu")
-    data = load_rows(source, classes=config.classes)
+    data = load_rows(source, classes=config.classes, task=config.task)
     require_persons(data, config.unit, source)
     read_off = (*data.inferred, "number of features", *(() if config.n else (f"number of {config.unit}s",)))
     complete = replace(config, head=config.head or "auto").complete(count_units(data.train, config.unit))
@@ -147,7 +155,7 @@ def _read_public(config: Config, data: Dataset, private: overlap.Sketch) -> Publ
     """Read the public rows, none of which may be among the private rows or on an account."""
     if not config.synthetic:
         return PublicInputs()
-    split = load_rows(config.synthetic, classes=list(data.classes)).train
+    split = load_rows(config.synthetic, classes=list(data.classes), task=data.task).train
     if split.images.shape[2] != data.train.images.shape[2]:
         raise DataError(
             f"{config.synthetic}: its rows have {split.images.shape[2]:,} columns, and those of {data.name} "
@@ -212,6 +220,7 @@ def private_rows(prepared: PreparedHead) -> tuple[Rows, Rows | None]:
         setup.preparation,
         classes=len(prepared.data.classes),
         persons=prepared.data.train.persons if prepared.config.unit == "person" else None,
+        several=prepared.config.task == "labels",
     )
     return rows, setup.public_rows(None if public is None else rows_of(public), width=rows.width)
 
@@ -232,6 +241,7 @@ def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> O
     with use_threads(facts.get("head_threads"), resumed=resumed):
         rows, public = private_rows(prepared)
         event, setup, n = prepared.event(), prepared.setup, int(config.n or 0)
+        # The settings of the method, and so the task, are part of the name as well.
         numbers = f"{n} {rows.classes} {computing()}".rstrip()
         id = name_fit(setup, key, event, purpose="name of a head", numbers=numbers, rows=rows, public=public)
         charged, accounts = read_accounts(facts).charge(
@@ -249,7 +259,7 @@ def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> O
         run.write_facts(facts)
         gate = Gate(charged, key, EveryRecord(event.count), name=id)
         weight, bias, centre = setup.fit(rows, n=n, sigma=gate.sigma, add_noise=gate.next, public=public)
-    model = HeadOnFeatures(rows.width, rows.classes)
+    model = HeadOnFeatures(rows.width, prepared.task.outputs)
     for name, values in {"weight": weight, "bias": bias, "centre": centre}.items():
         if values is not None:
             model.get_parameter(name).copy_(torch.from_numpy(values))
@@ -269,6 +279,7 @@ def _release(
         "model": HEAD_ON_FEATURES,
         "shape": json.dumps(list(prepared.shape)),
         "classes": json.dumps(list(classes)),
+        **name_task(config.task),
         "config": config.hash(),
         "unit": config.unit,
         "event": json.dumps(to_json(charged.event)),
@@ -281,10 +292,10 @@ def _release(
     files.write(run.weights, safetensors.dump(model.state_dict(), header), mode=0o644)
     line: dict[str, Any] = {"step": config.steps, "epsilon": accountant.epsilon(charged.event, config.delta)}
     if test is not None:
-        guesses, chances = predict_classes(model, Inputs(test, rows_of(test)))
+        predictions = predict(model, Inputs(test, rows_of(test)), prepared.task)
         digest = safetensors.read(run.weights).header["digest"]
-        evaluation.write(run.folder, test, guesses, chances, classes=len(classes), weights=digest, examples=0)
-        accuracy = float((guesses == np.asarray(test.labels)).mean())
+        evaluation.write(run.folder, test, predictions, prepared.task, weights=digest, examples=0)
+        accuracy = evaluation.share_right(measure(predictions, np.asarray(test.labels), prepared.task))
         line |= {"test_accuracy_ema": accuracy, "test_accuracy_last": accuracy}  # a head has one set of weights
     files.write(run.metrics, json.dumps(line) + "\n", mode=0o644)
     run.write_config(config)

@@ -3,7 +3,9 @@
 Formal guarantee of `clipped_gradient`: the gradient of row x with class y at weights w is x (p - y)^T with
 p = softmax(w^T x), a matrix of rank one, so its Frobenius norm is exactly |x| |p - y|. Each gradient is multiplied by
 min(1, clip / (|x| |p - y|)) before summation, so adding or removing one row changes the sum by at most `clip`; and by
-at most sqrt(2) in any case, since |x| <= 1 and |p - y| <= sqrt(2). Gradients of single rows are never formed.
+at most sqrt(2) in any case, since |x| <= 1 and |p - y| <= sqrt(2). Gradients of single rows are never formed. With
+several labels, or the thresholds of grades, p is a sigmoid for each output, and an unknown label has no error: the
+gradient is still x (p - y)^T, each entry of p - y is at most 1, and |p - y| is at most the root of their number.
 
 Formal guarantee of `descend`: it reads the rows only in `clipped_gradient`, once in each of the `steps`, and every row
 takes part in every step, so the event is Gaussian(sigma, steps). The weights, their average and any preconditioner are
@@ -37,6 +39,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from scipy.special import expit
 
 from dpvision.core.rows import BoundedSum, Floats, Rows, row_norms
 from dpvision.errors import ConfigError
@@ -55,17 +58,34 @@ MAX_TOTAL_RATE = 1e9
 ITERATES = ("average", "ema", "last")
 
 
-def clipped_gradient(rows: Rows, weight: Floats, *, clip: float, offset: Floats | float = 0.0) -> BoundedSum:
+def clipped_gradient(
+    rows: Rows, weight: Floats, *, clip: float, offset: Floats | float = 0.0, task: str = "classes"
+) -> BoundedSum:
     """Return sum_i x_i (p_i - y_i)^T min(1, clip / (|x_i| |p_i - y_i|)); a person adds the mean of their summands."""
     total = np.zeros_like(weight)
     for x, y, share in rows.blocks():
         scores = x @ weight
-        error = softmax(scores + offset) - y
+        error = errors(scores + offset, y, task)
         norm = row_norms(x) * row_norms(error)
         valid = np.isfinite(norm) & (np.abs(scores).max(1, keepdims=True) < MAX_SCORE)
         clipped = np.where(valid, clip / np.maximum(norm, clip), 0.0)
         total += x.T @ (np.where(clipped > 0, error * clipped, 0.0) * share)  # a row without a valid score adds nothing
-    return BoundedSum(total, min(clip, math.sqrt(2.0)))
+    return BoundedSum(total, min(clip, largest_error(weight.shape[1], task)))
+
+
+def errors(scores: Floats, y: Floats, task: str) -> Floats:
+    """Return p - y for each output: the derivative of the loss of models/tasks.py by the scores."""
+    if task == "classes":
+        return softmax(scores) - y
+    if task == "labels":
+        return np.where(y >= 0, expit(scores) - y, 0.0)
+    above = y[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]  # whether the grade is above each threshold
+    return np.asarray(expit(scores) - above)
+
+
+def largest_error(outputs: int, task: str) -> float:
+    """Return the largest norm of p - y: sqrt(2) for classes; otherwise each of the outputs adds at most 1 squared."""
+    return math.sqrt(2.0 if task == "classes" else outputs)
 
 
 def softmax(scores: Floats) -> Floats:
@@ -84,6 +104,7 @@ class GradientDescent:
     clip: float = positive(1.0)
     keep: str = one_of(*ITERATES)
     objective: str = one_of(*OBJECTIVES)
+    task: str = one_of("classes", "labels", "grades")
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -119,6 +140,7 @@ class Newton:
     clip: float = positive(1.0)
     keep: str = one_of(*ITERATES)
     objective: str = one_of(*OBJECTIVES)
+    task: str = one_of("classes", "labels", "grades")
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -131,7 +153,7 @@ class Newton:
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
     ) -> tuple[Floats, Floats | None]:
         assert public is not None  # setup.py raises an error otherwise, before any charge
-        direction = newton_direction(public, classes=rows.classes, ridge=self.ridge)
+        direction = newton_direction(public, classes=rows.classes, ridge=self.ridge, task=self.task)
         offset = offset_of(self, rows, n=n, add_noise=add_noise)
         return descend(rows, self, rate=self.rate, n=n, add_noise=add_noise, offset=offset, direction=direction), None
 
@@ -141,9 +163,12 @@ def offset_of(method: GradientDescent | Newton, rows: Rows, *, n: int, add_noise
     return log_shares(rows, n=n, add_noise=add_noise) if method.objective == "balanced" else 0.0
 
 
-def newton_direction(public: Rows, *, classes: int, ridge: float) -> Callable[[Floats], Floats]:
-    """Return the function g -> 2 (C + q tr(C)/d I)^(-1) g (I - 11^T/k)."""
+def newton_direction(public: Rows, *, classes: int, ridge: float, task: str = "classes") -> Callable[[Floats], Floats]:
+    """Return the function g -> 2 (C + q tr(C)/d I)^(-1) g (I - 11^T/k); for sigmoids 4 (C + q tr(C)/d I)^(-1) g."""
     c = second_moment(public) / len(public.x)
+    if task != "classes":  # the Hessian of each output is at most C / 4
+        of_outputs = 4.0 * np.linalg.inv(add_ridge(c, ridge))
+        return lambda gradient: of_outputs @ gradient
     inverse = 2.0 * np.linalg.inv(add_ridge(c, ridge))
     centre = np.eye(classes) - 1.0 / classes
     return lambda gradient: inverse @ gradient @ centre
@@ -160,11 +185,11 @@ def descend(
     direction: Callable[[Floats], Floats] = lambda gradient: gradient,
 ) -> Floats:
     """Return the weights after `method.steps` noisy steps from zero. Sums are divided by the public n."""
-    weight = np.zeros((rows.width, rows.classes))
+    weight = np.zeros((rows.width, rows.classes - (method.task == "grades")))
     velocity, average, averaged = np.zeros_like(weight), np.zeros_like(weight), 0
     ema, ema_mass = np.zeros_like(weight), 0.0
     for step in range(method.steps):
-        gradient = add_noise(clipped_gradient(rows, weight, clip=method.clip, offset=offset)) / n
+        gradient = add_noise(clipped_gradient(rows, weight, clip=method.clip, offset=offset, task=method.task)) / n
         velocity = method.momentum * velocity + direction(gradient)
         weight = weight - rate * velocity
         if step >= method.steps // 2:

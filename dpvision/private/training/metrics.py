@@ -58,7 +58,9 @@ def measure(state: State, prepared: Prepared, model: nn.Module, test: Inputs | N
         line["test_images"] = min(len(test), most or len(test))
         for name, weights in (("ema", state.ema), ("last", state.weights)):
             load_weights(weights, trainable(model))
-            line[f"test_accuracy_{name}"] = accuracy(prepared.network.learner(model)[0], test, most=most)
+            line[f"test_accuracy_{name}"] = accuracy(
+                prepared.network.learner(model)[0], test, prepared.network.task, most=most
+            )
     return line
 
 

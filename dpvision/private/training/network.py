@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.core.clipping import Style
@@ -30,16 +29,14 @@ from dpvision.models.device import CPU
 from dpvision.models.featured import CLASS_SHARES, split_head
 from dpvision.models.inputs import Inputs
 from dpvision.models.parts import CENTRE, SHARES, Agreement, Centred, ClassShares, share_loss, zero_centres
+from dpvision.models.tasks import Task, class_losses
 from dpvision.private.engine import STYLES, ClippedSum, Loss, Tally
 from dpvision.private.features import cache
 from dpvision.private.training.public_inputs import PublicInputs
 from dpvision.private.training.state import load_weights, trainable
 from dpvision.settings.training import Config
 
-
-def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return one cross-entropy per image; targets are classes or distributions over the classes."""
-    return F.cross_entropy(outputs, targets, reduction="none")
+each_loss = class_losses  # of a model with one class per image
 
 
 def outputs_as_losses(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -67,7 +64,7 @@ class Network:
     def _build(self, part: str | None) -> nn.Module:
         config, weights = self.config, self.public.weights
         assert config.model
-        model = build(config.model, self.shape, classes=self.classes, seed=config.seed)
+        model = build(config.model, self.shape, classes=self.task.outputs, seed=config.seed)
         if weights and load_public(model, weights) != self.public.weights_digest:
             raise LedgerMismatch(f"{weights}: the weights have changed. Fix: restore the file.")
         train_only(model, part or config.part)
@@ -90,19 +87,32 @@ class Network:
         return split_head(model) if self.config.part == "head" else model if isinstance(model, Featured) else None
 
     def learner(self, model: nn.Module, *, part: str | None = None) -> tuple[nn.Module, Loss]:
-        """Return the module that the clipped sum differentiates (the model, or its unfrozen part) and the loss."""
+        """Return the module that the clipped sum differentiates (the model, or its unfrozen part) and the loss.
+
+        The centred head is differentiated at rows that were centred once, so its learner is the head alone. Without
+        `part`, the learner maps the inputs to the outputs of the model.
+        """
         parts = self.split(model)
         rest = model if parts is None else parts.rest
         if part == SHARES:
             return ClassShares(model), share_loss
-        if part != CENTRE:
-            return rest, self._loss(model)
-        return Agreement(next(m for m in rest.modules() if isinstance(m, Centred))), outputs_as_losses
+        if part == CENTRE:
+            return Agreement(next(m for m in rest.modules() if isinstance(m, Centred))), outputs_as_losses
+        if part == "head" and self.config.part == "centred-head":
+            assert isinstance(rest, nn.Sequential)
+            return rest[-1], self._loss(model)
+        return rest, self._loss(model)
+
+    def centred(self, model: nn.Module) -> nn.Module:
+        """Return the function that centres the inputs of the centred head, once for all steps."""
+        parts = self.split(model)
+        assert parts is not None and isinstance(parts.rest, nn.Sequential) and len(parts.rest) == 2
+        return parts.rest[0]
 
     def _loss(self, model: nn.Module) -> Loss:
         """Return the loss of the model's outputs, to which a balanced run adds the logarithms of its class shares."""
         if not self.balanced:
-            return each_loss
+            return self.task.losses
         shares = ClassShares(model)
         return lambda outputs, targets: each_loss(outputs + shares.offset(outputs), targets)
 
@@ -120,6 +130,11 @@ class Network:
             batch=config.batch,
             precision=config.precision,
         )
+
+    @property
+    def task(self) -> Task:
+        """What the model answers about an image."""
+        return Task(self.config.task, self.classes)
 
     @property
     def style(self) -> Style:
@@ -206,10 +221,7 @@ def phases(network: Network) -> list[Phase]:
             first = len(in_order)
             in_order.append(_phase(network, first, first + 1, part=part, lr=_rate_of_mean(config)))
     if config.part == "centred-head":
-        rest = _phase(network, len(in_order), config.steps, part="head", lr=config.lr)
-        assert isinstance(rest.learner, nn.Sequential)
-        centred, head = rest.learner
-        return [*in_order, replace(rest, before=centred, learner=head)]
+        return [*in_order, _phase(network, len(in_order), config.steps, part="head", lr=config.lr)]
     if config.probe_steps:
         in_order.append(_phase(network, 0, config.probe_steps, part="probe", lr=config.probe_lr or config.lr))
     if config.probe_steps < config.steps:
@@ -231,7 +243,8 @@ def _phase(network: Network, first: int, end: int, *, part: str, lr: float) -> P
     trained = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in parameters])
     # A phase trains only weights that the run trains.
     assert int(trained.sum()) == sum(p.numel() for p in trainable(model))
-    return Phase(first, end, part, lr, network, *network.learner(model, part=part), None, parameters, trained)
+    before = network.centred(model) if part == "head" and network.config.part == "centred-head" else None
+    return Phase(first, end, part, lr, network, *network.learner(model, part=part), before, parameters, trained)
 
 
 def _rate_of_mean(config: Config) -> float:

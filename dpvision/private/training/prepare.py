@@ -147,7 +147,7 @@ class Prepared:
         """All settings that the certificate depends on: training runs that share them need only one."""
         config = self.config
         passes = (config.views, config.one_view, config.as_it_is, config.physical, config.batch)
-        network = (config.model, config.part, bool(config.probe_steps), config.precision)
+        network = (config.model, config.part, bool(config.probe_steps), config.precision, config.task)
         return (*network, config.objective, config.assist, config.unit, config.clip, config.clip_style, *passes)
 
     def require_certificate(self) -> None:
@@ -196,7 +196,10 @@ class Prepared:
             if self.device.type != "cpu":
                 images = network.clipped_sum(*learner, clip=network.style).plan_pass(shape)
                 views = sizes_on_a_device(views, images)
-        return (*learner, shape, 1 if part == CENTRE else network.classes), {**options, "views": views}
+        if part == CENTRE:  # its loss has no targets
+            return (*learner, shape, 1), {**options, "views": views}
+        targets = network.task.draw_targets
+        return (*learner, shape, network.task.outputs), {**options, "views": views, "targets": targets}
 
     def _try_memory(self, part: str, shape: tuple[int, ...]) -> None:
         """Try a sum over blank units, with memory for the images in use and for those that are fetched ahead."""
@@ -205,7 +208,7 @@ class Prepared:
         engine.plan_pass(shape)
         units = max(1, engine.units_at_a_time // config.views)
         images = torch.zeros(2 * units * config.views, *shape, device=self.device)
-        targets = torch.zeros(units * config.views, dtype=torch.int64, device=self.device)
+        targets = network.task.blank_targets(units * config.views).to(self.device)
         copies = config.views if WAYS[config.assist].each_view else 0
         public = Public(perturbations=[torch.zeros(engine.size, device=self.device)] * copies)
         engine.sum([(images[: len(targets)], targets, [config.views] * units)], public).cpu()
@@ -214,7 +217,7 @@ class Prepared:
         """Predict the time of a step on a device that is not present, without public gradients and frozen parts."""
         network, config = self.network, self.config
         model = network.build()
-        cost = count(*network.learner(model), network.input_shape(model))
+        cost = count(*network.learner(model), network.input_shape(model), network.task.blank_targets)
         return predict(cost, device, batch=self.sampler.batch, views=config.views, precision=config.precision)
 
     def bytes_of_features(self) -> int:
@@ -319,7 +322,7 @@ def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
     copies = config.views if WAYS[config.assist].each_view else 0
     public = Public(perturbations=[torch.zeros(clipped_sum.size, device=network.device)] * copies)
     while True:
-        images, labels = torch.rand(count, *shape) * 2 - 1, np.zeros(count, dtype=np.int64)
+        images, labels = torch.rand(count, *shape) * 2 - 1, network.task.blank_targets(count).numpy()
         split = Split(np.zeros((count, 1, 1, 1), dtype=np.uint8), labels, None)
         fetch = fetcher(split, "image", Inputs(split, images.numpy()), views, network.device)
         clipped_sum.sum([fetch(np.arange(count), 0)], public).cpu()  # the first call has setup costs

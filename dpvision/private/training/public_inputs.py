@@ -130,7 +130,8 @@ def _load_or_build_prior(
 def read_public_images(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:
     """Read public images of the same classes and size, none of which may be among the private images."""
     height, width, channels = data.train.images.shape[1:]
-    images = load(source, classes=list(data.classes), size=(height, width), channels=channels, test_share=0).train
+    asked: dict[str, Any] = {"classes": list(data.classes), "task": data.task}
+    images = load(source, size=(height, width), channels=channels, test_share=0, **asked).train
     require_every_class(images, data.classes, source, "Fix: add images of it")
     _, in_order, digests = identify(images)
     pixels = {d for s in (data.train, data.val, data.test) if s is not None for d in provenance.pixel_digests(s.images)}
@@ -148,8 +149,9 @@ def read_public_images(source: str, data: Dataset, private: set[bytes]) -> tuple
 
 
 def require_every_class(split: Split, classes: Sequence[str], name: str, fix: str) -> None:
-    """Require at least one image of every class."""
-    counts = np.bincount(np.asarray(split.labels), minlength=len(classes))
+    """Require at least one image of every class, or with several labels one that has it."""
+    labels = np.asarray(split.labels)
+    counts = (labels == 1).sum(0) if labels.ndim == 2 else np.bincount(labels, minlength=len(classes))
     empty = [str(label) for label, count in zip(classes, counts, strict=True) if not count]
     if empty:
         raise DataError(f"{name}: has no image of class {', '.join(empty)}, so it cannot be learned. {fix}.")

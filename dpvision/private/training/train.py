@@ -32,7 +32,7 @@ from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
 from dpvision.models.featured import CLASS_SHARES
-from dpvision.models.inputs import Inputs, predict_classes
+from dpvision.models.inputs import Inputs, predict
 from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
 from dpvision.private.training import metrics, ranks
 from dpvision.private.training.canaries import Canaries, draw_inclusion, read_inclusion, require_enough_weights
@@ -188,6 +188,11 @@ def facts_of(prepared: Any, name: str, accounts: Accounts) -> dict[str, Any]:
         "shape": list(prepared.shape),
         "class_names": list(prepared.data.classes),
     }
+
+
+def name_task(task: str) -> dict[str, str]:
+    """Return the entry of the header of weights that names their task; models of one class per image need none."""
+    return {} if task == "classes" else {"task": task}
 
 
 def require_room_for_canaries(prepared: Prepared) -> None:
@@ -368,6 +373,7 @@ def _release(
         "model": str(config.model),
         "shape": json.dumps(list(prepared.shape)),
         "classes": json.dumps(list(prepared.data.classes)),
+        **name_task(config.task),
         "reading": json.dumps(
             {"rule": prepared.rule, "test_share": config.test_share, "window": config.window, "columns": config.columns}
         ),
@@ -390,8 +396,8 @@ def _release(
         evaluation.write(
             run.folder,
             prepared.data.test,
-            *predict_classes(prepared.network.learner(model)[0], test),
-            classes=len(prepared.data.classes),
+            predict(prepared.network.learner(model)[0], test, prepared.network.task),
+            prepared.network.task,
             weights=safetensors.read(run.weights).header["digest"],
             examples=config.examples,
         )

@@ -163,7 +163,7 @@ def _train_trials(
         which = secrets.randbelow(len(prepared.candidates))
         candidate = prepared.candidates[which]
         trial = train.run(candidate, trials_of(run) / str(number), tuning_charge=charge, accounts=accounts).run
-        score = accuracy(load_model(trial.folder).model, Inputs(prepared.score))
+        score = accuracy(load_model(trial.folder).model, Inputs(prepared.score), candidate.network.task)
         run_folder.append_json(
             run.operator / "trials.jsonl", {"trial": number, **prepared.given[which], "score": score}
         )

@@ -49,6 +49,7 @@ class Entry:
     epsilon: float | None
     delta: float
     accuracy: float | None
+    balanced: float | None
     calibration_error: float | None
     steps: int
     audited: float | None
@@ -90,6 +91,7 @@ def read_entry(folder: Path) -> Entry:
         account = (card["data_set"] or {}).get("account", "unknown")
         known, facts = card.get("known_data_set"), card["public_facts"]
         about = [known or account, facts["n"]["value"], facts["image_shape"]["value"], len(facts["classes"]["value"])]
+        about += [] if card.get("task", "classes") == "classes" else [card["task"]]
         shaping = {k: v for k, v in config.items() if k not in IGNORED}
         test, audit = card.get("evaluation"), card.get("audit")
         return Entry(
@@ -102,6 +104,7 @@ def read_entry(folder: Path) -> Entry:
             epsilon=_number(guarantee["epsilon"]),
             delta=_number(guarantee["delta"]) or math.nan,
             accuracy=_share(accuracy["released_test_accuracy"]) if accuracy else None,
+            balanced=_share(test["balanced_accuracy"]) if test and test["balanced_accuracy"] is not None else None,
             calibration_error=_share(test["calibration_error"]) if test else None,
             steps=int(card["sampler"]["steps"]),
             audited=max((_number(a["epsilon_at_least"]) or 0.0 for a in audit.values()), default=None)
@@ -155,6 +158,7 @@ def _row(entry: Entry, number: int, folder: Path) -> dict[str, Any]:
             (upper(entry.epsilon) if entry.epsilon is not None else entry.status, _order(entry.epsilon)),
             (f"{entry.delta:g}", entry.delta),
             (_percent(entry.accuracy), _order(entry.accuracy)),
+            (_percent(entry.balanced), _order(entry.balanced)),
             (_percent(entry.calibration_error), _order(entry.calibration_error)),
             ("none" if entry.audited is None else f"{entry.audited:.2f}", _order(entry.audited)),
             (f"{entry.steps:,}", entry.steps),

@@ -237,6 +237,7 @@ def _proved_of_run(facts: dict[str, Any], config: Config, event: Event) -> dict[
             tuning=facts["tuning"],
         ),
         "sampler": _sampler(config),
+        "task": config.task,
         "public_inputs": facts["public"],
         "config_hash": config.hash(),
     }

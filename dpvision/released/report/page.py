@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -162,8 +163,15 @@ def _accuracy(card: dict[str, Any], test: dict[str, Any] | None) -> tuple[str, s
     if card.get("what") == "data set":
         best = max(accuracy, key=lambda name: accuracy[name])
         return percent(accuracy[best]), plain(best)
-    always = f"; the most frequent class alone would give {percent(evaluation.majority(test)[1])}" if test else ""
-    return percent(accuracy["released_test_accuracy"]), f"of the released weights{always}"
+    if test is None:
+        return percent(accuracy["released_test_accuracy"]), "of the released weights"
+    short = summary(test)
+    assert short is not None
+    balanced = "" if short["balanced_accuracy"] is None else f"balanced {percent(short['balanced_accuracy'])}; "
+    if test["task"] == "labels":
+        return percent(accuracy["released_test_accuracy"]), f"of the known labels; {balanced}of the released weights"
+    always = f"the most frequent class alone would give {percent(evaluation.majority(test)[1])}"
+    return percent(accuracy["released_test_accuracy"]), f"of the released weights; {balanced}{always}"
 
 
 def _event(card: dict[str, Any]) -> Event:
@@ -204,26 +212,34 @@ def _test_section(
     if test is None or overall is None:
         return None
     class_names = [plain(name) for name in card["public_facts"]["classes"]["value"]]
-    counts = zip(class_names, *(test["classes"][key] for key in ("images", "named", "right")), strict=True)
-    rows = [(name, images, _ratio(right, images), _ratio(right, named)) for name, images, named, right in counts]
-    shown = rows if len(rows) <= MAX_ROWS else sorted(rows, key=lambda r: (r[2] is None, r[2]))[:MAX_ROWS]
+    found = evaluation.by_class(test, range(len(class_names)))
+    nothing: dict[str, Any] = {"images": 0, "recall": None, "precision": None}
+    rows = [(name, found.get(place, nothing)) for place, name in enumerate(class_names)]
+    shown = rows
+    if len(rows) > MAX_ROWS:
+        shown = sorted(rows, key=lambda row: (row[1]["recall"] is None, row[1]["recall"]))[:MAX_ROWS]
     table = test["confusion"]
     drawing = pictures.calibration(test["bins"], error=test["calibration_error"])
     return {
         "images": f"{test['images']:,}",
+        "several": test["task"] == "labels",
         "accuracy": percent(overall["accuracy"]),
-        "balanced": percent(overall["balanced_accuracy"]),
+        "measures": tables.measures(overall),
+        "method": wording.INTERVALS,
         "calibration_error": percent(test["calibration_error"]),
         **as_markup({"calibration": drawing}),
         "classes": [
             {
                 "name": name,
-                "images": f"{images:,}",
-                "width": f"{100 * (recall or 0):.1f}",
-                "recall": "none" if recall is None else percent(recall),
-                "precision": "none" if precision is None else percent(precision),
+                "images": f"{row['images']:,}",
+                "known": f"{row.get('known', 0):,}",
+                "width": f"{100 * (row['recall'] or 0):.1f}",
+                **{key: _or_none(row.get(key), percent) for key in ("recall", "precision", "specificity")},
+                **{key: _or_none(row.get(key), tables.decimal) for key in ("auroc", "average_precision")},
+                "recall_interval": tables.between(row.get("recall_interval"), percent),
+                "auroc_interval": tables.between(row.get("auroc_interval"), tables.decimal),
             }
-            for name, images, recall, precision in shown
+            for name, row in shown
         ],
         "left_out": len(rows) - len(shown),
         "table": _shade(table, class_names) if table and len(class_names) <= MAX_SHADED else None,
@@ -241,8 +257,8 @@ def _test_section(
     }
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _or_none(value: float | None, show: Callable[[float], str]) -> str:
+    return "none" if value is None else show(value)
 
 
 def _shade(table: list[list[int]], class_names: list[str]) -> list[dict[str, Any]]:

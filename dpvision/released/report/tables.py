@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpvision.core.events import from_json
-from dpvision.released.evaluation import majority
+from dpvision.released.evaluation import describe_trivial, majority
 from dpvision.settings.figures import ARITHMETIC, describe, lower, upper
 
 Row = tuple[str, ...]
@@ -32,6 +32,7 @@ HEADS = {
     "charges": ("time (UTC)", "run", "charged for", "epsilon so far"),
 }
 
+BALANCED = "balanced accuracy on the test split (mean recall)"
 # The names of a card's audits in tables and in pictures.
 AUDITS = {"mechanism": "audit with canaries in this mechanism", "one_run": "audit with canaries in this run"}
 AUDITS_IN_PICTURE = {"mechanism": "canaries in this mechanism", "one_run": "canaries in this run"}
@@ -97,14 +98,17 @@ def overview(card: dict[str, Any], test: dict[str, Any] | None = None) -> list[R
         *([] if card["config"].get("head") else [("test accuracy, averaged and last weights", _both(accuracy))]),
     ]
     if test:
-        most, share = majority(test)
-        name = plain(card["public_facts"]["classes"]["value"][most])
-        rows.append(("test accuracy of always answering with the most frequent class", f"{percent(share)} ({name})"))
+        if test["task"] == "labels":
+            rows.append(("most frequent answers", describe_trivial(test, card["public_facts"]["classes"]["value"])))
+        else:
+            most, share = majority(test)
+            name = plain(card["public_facts"]["classes"]["value"][most])
+            rows.append(
+                ("test accuracy of always answering with the most frequent class", f"{percent(share)} ({name})")
+            )
     if card["evaluation"]:
-        rows += [
-            ("test accuracy, mean over classes", percent(card["evaluation"]["balanced_accuracy"])),
-            ("expected calibration error on the test split", percent(card["evaluation"]["calibration_error"])),
-        ]
+        rows += measures(card["evaluation"])
+        rows.append(("expected calibration error on the test split", percent(card["evaluation"]["calibration_error"])))
     if data_set:
         rows.append(
             ("epsilon spent on the data set by all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}")
@@ -130,6 +134,35 @@ def overview(card: dict[str, Any], test: dict[str, Any] | None = None) -> list[R
         ("run", plain(card["run"])),
     ]
     return rows
+
+
+def measures(short: dict[str, Any]) -> list[Row]:
+    """Return the measures on the test split next to accuracy, with their 95% intervals (released/measures.py)."""
+    rows: list[Row] = [(BALANCED, _estimate(short, "balanced_accuracy", percent))]
+    if short.get("accuracy_interval"):
+        rows.insert(0, ("95% interval of the test accuracy", between(short["accuracy_interval"], percent)))
+    names = {"macro_auroc": "AUROC on the test split, mean over classes or labels", "kappa": "quadratic weighted kappa"}
+    rows += [(name, _estimate(short, key, decimal)) for key, name in names.items() if short.get(key) is not None]
+    if short.get("macro_average_precision") is not None:
+        rows.append(("average precision, mean over classes or labels", decimal(short["macro_average_precision"])))
+    return rows
+
+
+def _estimate(short: dict[str, Any], name: str, show: Callable[[float], str]) -> str:
+    if short[name] is None:
+        return "not defined"
+    ends = short.get(f"{name}_interval")
+    return show(short[name]) + (f" ({between(ends, show)})" if ends else "")
+
+
+def between(ends: Sequence[float] | None, show: Callable[[float], str]) -> str:
+    """Format an interval."""
+    return "none" if ends is None else f"{show(ends[0])} to {show(ends[1])}"
+
+
+def decimal(value: float) -> str:
+    """Format a measure that is not a share, such as AUROC."""
+    return f"{value:.3f}"
 
 
 def release_overview(card: dict[str, Any]) -> list[Row]:
@@ -272,7 +305,7 @@ def public(card: dict[str, Any]) -> list[Row]:
     units = "images" if card["unit"] == "image" else "persons"
     rows: list[Row] = [
         (f"number of {units}", f"{facts['n']['value']:,}", facts["n"]["known"]),
-        ("classes", f"{len(facts['classes']['value']):,}", facts["classes"]["known"]),
+        (card.get("task", "classes"), f"{len(facts['classes']['value']):,}", facts["classes"]["known"]),
         ("image: channels, height, width", _shape(facts["image_shape"]["value"]), facts["image_shape"]["known"]),
     ]
     for kind, entry in card["public_inputs"].items():

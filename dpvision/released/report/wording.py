@@ -39,6 +39,11 @@ ON_FEATURES = (
     "account covers these rows only: what other runs reveal about the images, or about other features of them, is "
     "charged to other accounts."
 )
+INTERVALS = (
+    "Intervals are 95%, from the size of the test split: Wilson's score interval, at the sample size that fits the "
+    "standard error of the measure (for AUROC by DeLong; for kappa the normal interval). They are about the sampling "
+    "of test images alone."
+)
 # If the best test may find more than this share of the members, the guarantee is called weak.
 WEAK = 0.5
 # Licences that the Hub knows by these names. Any other is "other", with its name in license_name.
@@ -158,7 +163,7 @@ def not_covered(
         if facts["tuning"] is not None
         else f"Tuning is {TUNING}.",
         *_chosen(by_hand, config.recipe),
-        _state_no_refusal(public),
+        _state_no_refusal(public, config.task),
         "The folder operator/ holds values that depend on private data. It is never released.",
         "Side channels, such as the duration of the training, are not covered.",
     ]
@@ -190,9 +195,10 @@ def not_covered(
     return lines
 
 
-def _state_no_refusal(public: dict[str, dict[str, Any]]) -> str:
+def _state_no_refusal(public: dict[str, dict[str, Any]], task: str) -> str:
     """State what is revealed by the fact that the training was not refused."""
-    line = "The fact that the training was not refused reveals that every class has an image in the training data."
+    every = {"classes": "class", "labels": "label", "grades": "grade"}[task]
+    line = f"The fact that the training was not refused reveals that every {every} has an image in the training data."
     others = []
     if "synthetic" in public:
         others.append("a public image")

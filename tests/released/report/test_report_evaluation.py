@@ -16,7 +16,10 @@ from sklearn.metrics import confusion_matrix
 
 from dpvision.data import Split
 from dpvision.errors import DataError
+from dpvision.models.inputs import Predictions
+from dpvision.models.tasks import Task
 from dpvision.released import evaluation
+from dpvision.released.measures import calibration, measure
 from dpvision.released.report import write
 from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
@@ -36,15 +39,14 @@ def _evaluate(run: Run, *, examples: int = 0) -> str:
     guesses, chances, labels = _answers()
     images = np.random.default_rng(1).integers(0, 255, (len(labels), 6, 5, 3)).astype(np.uint8)
     digest = safetensors.read(run.weights).header["digest"]
-    evaluation.write(
-        run.folder, Split(images, labels, None), guesses, chances, classes=CLASSES, weights=digest, examples=examples
-    )
+    answers, task = Predictions(guesses, chances, None), Task("classes", CLASSES)
+    evaluation.write(run.folder, Split(images, labels, None), answers, task, weights=digest, examples=examples)
     return digest
 
 
 def test_figures_are_those_of_scikit_learn() -> None:
     guesses, chances, labels = _answers(classes=7)
-    result = evaluation.measure(guesses, chances, labels, classes=7)
+    result = measure(Predictions(guesses, chances, None), labels, Task("classes", 7))
     table = confusion_matrix(labels, guesses, labels=range(7))
     assert result["confusion"] == table.tolist()
     assert result["right"] == table.trace()
@@ -56,14 +58,14 @@ def test_figures_are_those_of_scikit_learn() -> None:
         if inside.any():
             error += inside.mean() * abs(right[inside].mean() - chances[inside].mean())
     assert result["calibration_error"] == pytest.approx(error)
-    many = evaluation.measure(guesses * 10_000, chances, labels * 10_000, classes=70_000)
+    many = measure(Predictions(guesses * 10_000, chances, None), labels * 10_000, Task("classes", 70_000))
     assert many["confusion"] is None and many["confused"][0][2] == apart.max()
 
 
 def test_a_sure_model_that_is_right_is_calibrated() -> None:
-    sure = evaluation.calibration(np.ones(10), np.ones(10, dtype=bool))
+    sure = calibration(np.ones(10), np.ones(10, dtype=bool))
     assert sure["calibration_error"] == 0 and sure["bins"][-1] == {"images": 10, "accuracy": 1.0, "confidence": 1.0}
-    lost = evaluation.calibration(np.full(4, np.nan), np.zeros(4, dtype=bool))
+    lost = calibration(np.full(4, np.nan), np.zeros(4, dtype=bool))
     assert lost["bins"][0]["images"] == 4
 
 
@@ -174,7 +176,8 @@ def test_the_report_warns_of_a_model_that_is_hardly_better_than_the_most_frequen
     guesses = np.where(np.arange(images) < accuracy * images, labels, 1 - labels)
     split = Split(np.zeros((images, 1, 1, 3), np.uint8), labels, None)
     weights = safetensors.read(run.weights).header["digest"]
-    evaluation.write(run.folder, split, guesses, np.full(images, 0.6), classes=2, weights=weights, examples=0)
+    answers = Predictions(guesses, np.full(images, 0.6), None)
+    evaluation.write(run.folder, split, answers, Task("classes", 2), weights=weights, examples=0)
     write(run, account())
     for name in ("card.md", "report.html"):
         compared = "no better" if accuracy <= 0.5 else "hardly better"

@@ -147,15 +147,15 @@ def test_predict_and_eval_agree_image_by_image(tmp_path: Path, dpvision: Command
     assert dpvision("train", folder, *QUICK, "--size", "9x14", "--out", run)[0] == 0
     (tmp_path / "weights").mkdir()
     from dpvision.data import load
-    from dpvision.released.model import load_model, predict_classes
+    from dpvision.released.model import load_model, predict_all
 
     model = load_model(run)
     data = model.load(str(folder), size=None)
     code, output = dpvision("predict", run, folder)
     guessed = {row["file"]: row["class"] for row in csv.DictReader(io.StringIO(output))}
     whole = load(folder, size=model.shape[1:], channels=model.shape[0], test_share=0).train
-    classes, _ = predict_classes(model.model, model.inputs(whole))
-    names = [model.classes[number] for number in classes]
+    answers = predict_all(model.model, model.inputs(whole), model.task).answers
+    names = [model.classes[number] for number in answers]
     assert code == 0 and [guessed[name] for name in sorted(guessed)] == names
     assert data.test is not None and len(data.train) + len(data.test) == 700
 
