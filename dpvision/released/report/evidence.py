@@ -505,7 +505,7 @@ def _utility(card: Card) -> str:
 
 def _balance(card: Card) -> str | None:
     measured = card.get("evaluation")
-    if not measured:
+    if not measured or measured["balanced_accuracy"] is None:
         return None
     return (
         f"By class: accuracy is {tables.percent(measured['accuracy'])}, and the mean over the classes is "
