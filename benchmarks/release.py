@@ -41,7 +41,7 @@ HEAD_SEEDS = SEEDS = 5
 
 
 class Releases:
-    """One data set with one kind of features; each release is charged to a ledger of its own, as the data is public."""
+    """One data set with one kind of features; each release is charged to its own ledger, as the data is public."""
 
     def __init__(self, source: str, **settings: object) -> None:
         self.source, self.settings = source, settings
@@ -63,7 +63,7 @@ class Releases:
                     encoded=self.encoded,
                 )
                 assert card["status"] == "private" and card["guarantee"]["epsilon"] <= epsilon
-            shutil.rmtree(home() / "ledgers")  # the data is public: each release has an account of its own
+            shutil.rmtree(home() / "ledgers")  # the data is public: each release has its own account
             for name, value in card["accuracy"].items():
                 measured.setdefault(name, []).append(value)
         print(f"{recipe} at {epsilon:g}: {measured}", file=sys.stderr, flush=True)

@@ -170,7 +170,7 @@ def prepared(x: np.ndarray, labels: np.ndarray) -> Rows:
 
 
 class Release:
-    """As many rows as records at epsilon 8, with the theorem's degree; the charge is in a ledger of its own."""
+    """As many rows as records at epsilon 8, with the theorem's degree; the charge is in its own ledger."""
 
     def __init__(self, rows: Rows) -> None:
         n = len(rows.x)

@@ -1,6 +1,6 @@
 """Time and memory against the size of the problem: rows, views, ranks, pixels, steps and charges.
 
-Each point is measured in a process of its own. A slope is that of log time against log size between the two ends of an
+Each point is measured in its own process. A slope is that of log time against log size between the two ends of an
 axis: 1 means that twice the size takes twice the time.
 """
 

@@ -1,4 +1,4 @@
-"""Charges on ledgers of their own, which are on disk for as long as the process lives."""
+"""Charges on new ledgers, which exist as long as the process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _folder() -> Path:
 
 
 def charged(event: Event, *, id: str = "b", private: bool = False) -> Charge:
-    """A charge of the event, on a new ledger with room for anything."""
+    """Charge the event to a new ledger with a budget that fits anything."""
     ledger = Ledger(_folder(), secrets.token_hex(16))
     ledger.open(Budget(1e9, 1e-5))
     return ledger.spend(event, id=id, run="r", private=private).charges[-1]

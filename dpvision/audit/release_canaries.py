@@ -1,9 +1,9 @@
 """Canaries in released rows, moments and published methods: real releases, projected onto each canary's direction.
 
-mixtures    canary j has the j-th feature and, if labels are noisy, a class of its own: it adds (a e_j, b y_j), of
+mixtures    canary j has the j-th feature and, if labels are noisy, its own class: it adds (a e_j, b y_j), of
             norm 1, and the adversary takes the inner product of each row with that vector
 moments     canary j adds (b e_j y_j^T, c y_j, a vec(e_j e_j^T)), of norm 1
-synthesis   canary j has the j-th feature and a class of its own, so that no other canary contributes to its entries of
+synthesis   canary j has the j-th feature and its own class, so that no other canary contributes to its entries of
             a sum. The method is adaptive: the adversary runs it again on all canaries, answers each sum with the noisy
             sum that was released, and thus learns what each canary adds. A canary whose norm is below 1 reveals less
 

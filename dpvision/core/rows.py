@@ -208,7 +208,7 @@ class Rows:
     def blocks(self) -> Iterator[tuple[Floats, Floats, Floats]]:
         """Yield AT_A_TIME rows at a time, with one-hot classes (all 0 for class -1) and their shares, in float64.
 
-        Whatever a row adds to a sum must be multiplied by its share, in a column of its own. The last block is padded
+        Whatever a row adds to a sum must be multiplied by its share, in its own column. The last block is padded
         with rows in no sum, since rounding of products depends on the number of rows.
         """
         one_hot, weights = np.vstack([np.eye(self.classes), np.zeros(self.classes)]), self.shares

@@ -8,7 +8,7 @@ signature.json of a folder, or FILE.signature.json next to a single file:
 
 A signature of a folder covers every file that may leave: nothing in the folder of a run but `operator/`, and nothing at
 all in a released data set, is outside of it. `verify` needs the signer's key from elsewhere, since anyone can sign with
-a key of their own. Files are read as bytes and never interpreted; links, pipes and devices are refused, and a file of
+their own key. Files are read as bytes and never interpreted; links, pipes and devices are refused, and a file of
 another length is refused before it is read.
 
 What a signer vouches for is computed first, not taken from the folder: `sign` writes the card, the report and the other
@@ -417,7 +417,7 @@ def _require_apart(key: Path) -> None:
         if any((folder / name).exists() for name in ("card.json", "config.toml", "schema.json")):
             raise PrivacyError(
                 f"{key}: is in {folder}, the folder of a run or a release, which may be handed over. Fix: keep the key "
-                "in a folder of its own."
+                "in its own folder."
             )
 
 

@@ -25,7 +25,7 @@ def _direct(attacked: Attack, *, present: bool, seed: int, one_draw: bool = True
     """Scores of the attack on the mechanism itself: every record, every coordinate, every draw.
 
     Features: the target has its own direction, the last; all others lie anywhere in the first ones. With
-    `one_draw` false, each record has a class draw of its own: the sampling that the paper's account describes.
+    `one_draw` false, each record has its own class draw: the sampling that the paper's account describes.
     """
     at, rng = attacked.setting, np.random.default_rng(seed)
     labels = np.repeat(np.arange(CLASSES), at.others)

@@ -214,7 +214,7 @@ def test_options_that_do_not_fit_are_refused(copied: Path, released: Path) -> No
 
 
 def test_canaries_that_share_rows_are_sampled_independently(released: Path) -> None:
-    """With noisy labels each has a class of its own: scores of one release are uncorrelated."""
+    """With noisy labels each has its own class: scores of one release are uncorrelated."""
     release = read_release(released / "neuromix-hs")
     runs = [
         release_canaries.score_canaries(release, canaries=20, rng=CanaryRandom(f"apart {i}")).without for i in range(60)

@@ -34,7 +34,7 @@ def test_a_page_without_its_marks_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_card_is_described_in_one_json() -> None:
-    """In a process of its own: the stand-in comes before the first backward pass."""
+    """Run in a new process: the stand-in must be loaded before the first backward pass."""
     words = ("-m", "tests.standin", "-m", "benchmarks.accelerator", "--device", "standin", "--quick")
     process = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=500)
     if "CannotBuild" in process.stderr:

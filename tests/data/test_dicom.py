@@ -160,7 +160,7 @@ def test_the_patient_is_the_person_and_stays_on_one_side(tmp_path: Path) -> None
 
 
 def test_nothing_but_the_patient_id_makes_a_person(tmp_path: Path) -> None:
-    """Six files of each patient, each of a study, a series, a day and an institution of its own; then without ids."""
+    """Six files of each patient, each of a different study, series, day and institution; then without ids."""
     path = tmp_path / "set"
     for name in "ab":
         (path / name).mkdir(parents=True)

@@ -121,7 +121,7 @@ def _statement(path: Path, old: str, new: str) -> None:
 
 
 def _resign(folder: Path) -> None:
-    """A forger signs with a key of their own."""
+    """A forger signs with their own key."""
     key = Ed25519PrivateKey.generate()
     outer = json.loads((folder / FILE).read_text())
     signature = base64.b64encode(key.sign(outer["statement"].encode())).decode()

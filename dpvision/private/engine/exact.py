@@ -70,7 +70,7 @@ class ExactSum:
         self.add_each(list(rows.unbind(0)), factors)
 
     def add_each(self, rows: list[Tensor], factors: Tensor) -> None:
-        """Add sum_e factors[e] * rows[e], each row a tensor of its own, on the CPU."""
+        """Add sum_e factors[e] * rows[e], each row its own tensor, on the CPU."""
         if self._units + len(rows) > MAX_UNITS:
             self._settle()
         self._units += len(rows)

@@ -11,7 +11,7 @@ something about that data.
     patches, patches-...        patches of random images, with norm 1                          computed, or a file
     any other model, timm:NAME  the input of its head, flattened                               a safetensors file
 
-Weights that `dpvision weights get` downloaded are found by name. Networks with an input size of their own resize the
+Weights that `dpvision weights get` downloaded are found by name. Networks with their own input size resize the
 images (bicubic, antialiased); the registry of public weights states how. A timm model is given images at their own
 size, in [-1, 1], as in training; its own mean and standard deviation are not applied.
 """

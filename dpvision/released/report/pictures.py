@@ -149,7 +149,7 @@ def calibration(bins: list[dict[str, Any]], *, error: float) -> str:
 
 
 def audit(audits: dict[str, dict[str, Any]], names: dict[str, str], *, epsilon: float) -> str:
-    """Draw the lower bound of each audit on a line of its own, next to the proven epsilon."""
+    """Draw the lower bound of each audit on its own line, next to the proven epsilon."""
     from matplotlib.figure import Figure
 
     with _style("audit"):

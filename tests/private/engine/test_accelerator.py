@@ -83,7 +83,7 @@ def test_every_rule_gives_the_sum_of_the_cpu(rule: str, copies: int, extra: str,
     assert _off(model, shape, [copies] * 3, _public(size, extra, copies), CLASSES) <= 1e-5
 
 
-# One creates its mask on the host; of the other, torch has a kernel of its own for such devices, and the stand-in none.
+# One creates its mask on the host; of the other, torch has its own kernel for such devices, and the stand-in none.
 NOT_HERE = {"attention, masked", "cell"}
 
 

@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Scale, class token, position embedding and a bias of its own, as vision transformers have them."""
+    """Scale, class token, position embedding and bias, as in vision transformers."""
 
     def __init__(self, width: int, tokens: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Fills a file of rows in a child that is killed at each system call in turn; prints one JSON line about every kill.
 
-It is numpy alone, in a process of its own, so that a fork costs a millisecond.
+It is numpy alone, in its own process, so that a fork costs a millisecond.
 """
 
 from __future__ import annotations

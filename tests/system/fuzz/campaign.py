@@ -1,4 +1,4 @@
-"""Hostile inputs, each in a child of its own, and what must hold for every one of them."""
+"""Hostile inputs, each in a separate child process, and what must hold for all of them."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ from tests.fork_server import ForkServer, Job, changes, read_output
 from tests.system.kills.verbs import KEY, Verb, World
 
 DONE = ("already exists. Fix", "is finished. Fix")
-SECONDS = 300.0  # for one child, on a machine that does other things
+SECONDS = 300.0  # for one child process, on a busy machine
 
 
 @dataclass
 class Tally:
-    """How a verb fared."""
+    """The results of killing a verb."""
 
     kills: Counter[str] = field(default_factory=Counter)
     ends: int = 0
@@ -43,7 +43,7 @@ class Tally:
 
 @dataclass
 class Unbroken:
-    """A verb that nobody disturbs: its result, how many changes to the disk it makes, and how long it lives."""
+    """An undisturbed run of a verb: its result, the number of changes to the disk, and its duration."""
 
     result: dict[str, bytes]
     changes: int
@@ -65,7 +65,7 @@ def unbroken(server: ForkServer, verb: Verb, world: World) -> Unbroken:
 def kill_until_done(
     server: ForkServer, verb: Verb, supplies: Path, whole: Unbroken, *, kills: int, rng: random.Random
 ) -> Tally:
-    """Kill again and again; each time before a random change to the disk, or at a random instant by the clock."""
+    """Kill repeatedly, each time before a random change to the disk or at a random time."""
     tally = Tally()
     while sum(tally.kills.values()) < kills:
         with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +78,7 @@ def kill_until_done(
 def _one_life(
     server: ForkServer, verb: Verb, world: World, whole: Unbroken, tally: Tally, *, rng: random.Random, key: str | None
 ) -> None:
-    """From nothing to the end, with kills on the way."""
+    """Run a verb from the start to the end, with kills in between."""
     world.out.parent.mkdir(parents=True)
     keys: dict[str, set[bytes]] = {}
     rows: set[bytes] = set()
@@ -107,7 +107,7 @@ def _one_life(
         assert code in (-signal.SIGKILL, -signal.SIGTERM, 130), f"{verb.name} ended with {code}: {err}"
         assert code != 130 or "continue" in out.lower() or "interrupted" in err, (out, err)
     result = verb.result(world)
-    assert (key is None and verb.private) or result == whole.result, f"{verb.name}: the end has other bits"
+    assert (key is None and verb.private) or result == whole.result, f"{verb.name}: the result has other bits"
     if verb.private:
         actual = account(world.home)
         (charge,) = actual.charges
@@ -119,7 +119,7 @@ def _one_life(
 
 
 def _disturbed(server: ForkServer, job: Job, *, after: float, hard: bool) -> int | None:
-    """Kill it, or ask it to stop, after some seconds; what it ended with."""
+    """Kill it, or ask it to stop, after some seconds; return its exit code and output."""
     code = server.ended(job, within=after)
     if code is None:
         os.kill(job.pid, signal.SIGKILL if hard else signal.SIGTERM)
@@ -128,7 +128,7 @@ def _disturbed(server: ForkServer, job: Job, *, after: float, hard: bool) -> int
 
 
 def account(home: Path) -> Account:
-    """The only account of this home, read from a copy: reading heals what a crash left."""
+    """Return the only account of this home, read from a copy: reading repairs what a crash left."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "ledgers"
         shutil.copytree(home / "ledgers", copy)
@@ -138,7 +138,7 @@ def account(home: Path) -> Account:
 
 
 def _noise_drawn(world: World) -> bool:
-    """Whether anything on disk was made with noise."""
+    """Return whether anything on disk depends on noise."""
     made = world.out.parent
     if any(made.rglob("rows-*.safetensors")) or any(made.rglob("moments.safetensors")) or any(made.rglob("card.json")):
         return True
@@ -159,12 +159,12 @@ def _nothing_under_counted(verb: Verb, world: World) -> None:
     ledgers = world.home / "ledgers"
     opened = any(path.stat().st_size and b"\n" in path.read_bytes() for path in ledgers.glob("*.jsonl"))
     charges = account(world.home).charges if opened else ()
-    assert len(charges) <= 1, f"{verb.name}: going on charged again"
+    assert len(charges) <= 1, f"{verb.name}: continuing was charged again"
     assert charges or not _noise_drawn(world), f"{verb.name}: noise before its charge"
 
 
 def _remember(world: World, keys: dict[str, set[bytes]], rows: set[bytes]) -> None:
-    """Keys that are there, and rows that a kill left."""
+    """Check the keys that exist, and the rows that a kill left."""
     for path in (world.home / "keys").glob("*.key"):
         if len(data := path.read_bytes()) == 40 and any(data[8:]):
             keys.setdefault(path.stem, set()).add(data[8:])

@@ -25,7 +25,7 @@ def _refused(code: int, err: str) -> bool:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, of 16 kB."""
+    """A separate disk of 16 kB."""
     place = tmp_path / "disk"
     place.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", place], capture_output=True, check=False)

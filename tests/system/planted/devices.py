@@ -183,7 +183,7 @@ def apart(seed: int) -> list[str]:
 
 @contextmanager
 def _files() -> Iterator[dict[str, Path]]:
-    """Random images of 8x8 pixels, private and public, and a home of their own."""
+    """Random images of 8x8 pixels, private and public, and a new home folder."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"DPVISION_HOME": f"{folder}/home"}):
         paths = {"folder": Path(folder)}

@@ -1,6 +1,6 @@
 """Plant a bug into the real code: modules are compiled from their source with some text exchanged, as they are imported.
 
-It must be done before dpvision is imported, so in a process of its own (nursery.py). Nothing is written to the disk.
+It must be done before dpvision is imported, so in its own process (nursery.py). Nothing is written to the disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run the real command line in a process of its own."""
+"""Run the real command line in its own process."""
 
 from __future__ import annotations
 

@@ -20,6 +20,6 @@ def maps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_home(maps: Path, own_home: Path) -> Iterator[Path]:
-    """A ledger of its own, and maps of a few random images."""
+    """A new ledger, and maps of a few random images."""
     with sharing(maps, own_home):
         yield own_home

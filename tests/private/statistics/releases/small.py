@@ -31,7 +31,7 @@ def made(out: Path, settings: Release, *, source: str = "digits", **named: Any) 
 
 @contextmanager
 def sharing(maps: Path, home: Path) -> Iterator[None]:
-    """A home of its own, in which maps and features, which nothing here depends on, are those of all tests."""
+    """A new home folder that shares maps and features, which nothing here depends on, with all tests."""
     home.mkdir(parents=True, exist_ok=True)
     for name in ("priors", "features"):
         (maps / name).mkdir(exist_ok=True)
