@@ -53,15 +53,15 @@ def sign(
     *,
     key: Annotated[Path, option("Privacy", "File of the private key. It stays outside of run folders.")],
     signer: Annotated[
-        str, option("Output", "Who vouches, in words; part of what is signed.", show_default="not named")
+        str, option("Output", "Name of the signer, as verify shows it; it is signed too.", show_default="not named")
     ] = "not named",
-    new_key: Annotated[bool, flag("Privacy", "Make the key first, and its public key NAME.pub for others.")] = False,
+    new_key: Annotated[bool, flag("Privacy", "Create the key first, and its public key NAME.pub for others.")] = False,
 ) -> None:
     """Sign everything that may leave a run or a release.
 
-    Writes card, report and the other pages again, and signature.json into the folder, or FILE.signature.json next to
-    an export: an Ed25519 signature of the lengths and SHA-256 digests of all files. Sign last: every later change, such
-    as a new report, needs a new signature.
+    Regenerates the card, the report and the other pages, and writes signature.json into the folder, or
+    FILE.signature.json next to an export: an Ed25519 signature of the lengths and SHA-256 digests of all files. Sign
+    last: every later change, such as a new report, needs a new signature.
 
     Example: `dpvision sign runs/first --key hospital.key --new-key --signer "Radiology, City Hospital"`
     """

@@ -461,5 +461,5 @@ def _refuse_broken(source: Path, folder: Path, broken: list[Broken]) -> None:
     count = "It is the only broken file" if len(broken) == 1 else f"{len(broken):,} files are broken"
     raise DataError(
         f"{printable(folder / broken[0].path)}: {broken[0].reason} {count}. "
-        f"Fix: `dpvision check {printable(source)}` lists all; --skip-broken leaves them out."
+        f"Fix: list all with `dpvision check {printable(source)}`, or leave them out with --skip-broken."
     )

@@ -21,7 +21,7 @@ _SYSTEM_FILES = ("thumbs.db", "desktop.ini", "dicomdir")
 _MAX_DEPTH = 8
 """Maximum number of levels of folders below a folder of images to predict."""
 _COLUMNS = ("path", "label", "person", "split")
-_HEADER_FIX = "Fix: the first line must be path,label or path,label,person,split."
+_HEADER_FIX = "Fix: start the file with the line path,label or path,label,person,split."
 LAYOUTS = (
     "\n  cat/1.png, dog/2.png                               a folder for each class; a test part is set aside"
     "\n  train/cat/1.png, train/dog/2.png, test/cat/3.png   a folder for each split (train, val, test) and class"

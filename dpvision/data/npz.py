@@ -305,5 +305,5 @@ def _require_growth(size: int, packed: int) -> None:
     if size > max(limits.EXPANSION_FREE, limits.EXPANSION_RATIO * packed):
         raise Refusal(
             f"grows from {packed:,} to {size:,} bytes when it is read, as a decompression bomb does. "
-            "Fix: if it is genuine, save it without compression (numpy.savez)."
+            "Fix: save it without compression (numpy.savez), if you trust it."
         )

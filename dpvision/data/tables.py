@@ -37,7 +37,7 @@ _USUAL = {
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 _SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|test)(?![a-z0-9])", re.IGNORECASE)
 _ROWS_AT_A_TIME = 64
-_MISSING = "is a table, and pyarrow is not installed. Fix: pip install 'dpvision[parquet]'"
+_MISSING = "is a table, and pyarrow is not installed. Fix: install it: pip install 'dpvision[parquet]'"
 
 
 def list_tables(path: Path, kind: str, columns: dict[str, str], declared: Declared) -> Listing:

@@ -113,7 +113,9 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: cannot be read as a key ({_reason(exc)}). Fix: give the key file itself.") from exc
     if stat.S_IMODE(status.st_mode) & 0o077:
-        raise PrivacyError(f"{path}: other users have access to this key. Fix: `chmod 600 {path}`, if nobody read it.")
+        raise PrivacyError(
+            f"{path}: other users can read this key. Fix: run `chmod 600 {path}`, if nobody has read it."
+        )
     if status.st_uid not in (os.getuid(), 0):
         raise PrivacyError(f"{path}: this key belongs to another user. Fix: use a key of your own.")
     _require_apart(path)
@@ -121,10 +123,10 @@ def read_key(path: Path) -> Ed25519PrivateKey:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as exc:  # a TypeError for an encrypted key
         raise ConfigError(
-            f"{path}: not a private key in PEM format without a passphrase. Fix: `--new-key` makes one."
+            f"{path}: not a private key in PEM format without a passphrase. Fix: make one with --new-key."
         ) from exc
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path}: not an Ed25519 key. Fix: `--new-key` makes one.")
+        raise ConfigError(f"{path}: not an Ed25519 key. Fix: make one with --new-key.")
     return key
 
 
@@ -374,11 +376,11 @@ def _require_signable_file(path: Path, *, alone: bool) -> None:
         try:
             import onnx
         except ImportError as exc:
-            raise ConfigError(f"{path}: only the package onnx can read what it claims. Fix: pip install onnx.") from exc
+            raise ConfigError(f"{path}: reading its claims needs the package onnx. Fix: pip install onnx.") from exc
         try:
             stated = {x.key: x.value for x in onnx.load(str(path), load_external_data=False).metadata_props}
         except Exception as exc:  # protobuf's errors have no common base class
-            raise DataError(f"{path}: cannot be read as ONNX. Fix: `dpvision export` again.") from exc
+            raise DataError(f"{path}: cannot be read as ONNX. Fix: run `dpvision export` again.") from exc
         _require_own_card(path, stated, alone=alone)
     else:
         raise ConfigError(f"{path}: only weights and ONNX files are signed alone. Fix: sign the folder.")
@@ -401,9 +403,11 @@ def _require_own_card(path: Path, header: dict[str, str], *, alone: bool) -> Non
             and claimed["epsilon"] >= accountant.epsilon(event, delta) * (1 - 1e-9)
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise DataError(f"{path}: has no valid card ({_reason(exc)}). Fix: `dpvision export` again.") from exc
+        raise DataError(f"{path}: has no valid card ({_reason(exc)}). Fix: run `dpvision export` again.") from exc
     if not same:
-        raise DataError(f"{path}: its card claims another guarantee than its event has. Fix: `dpvision export` again.")
+        raise DataError(
+            f"{path}: the guarantee on its card is not that of its event. Fix: run `dpvision export` again."
+        )
 
 
 def _require_private(target: Path, private: bool) -> None:

@@ -99,7 +99,7 @@ def _epsilon_for_attack(success: float, chance: float, *, rate: float, steps: in
         raise ConfigError(
             f"--attack-success is {success:g} and --at-fpr is {chance:g}: both must be between 0 and 1, and the "
             "success must be the larger one, since guessing succeeds as often as it is wrong. "
-            f"Fix: --attack-success 0.05 --at-fpr 0.01."
+            "Fix: use --attack-success 0.05 --at-fpr 0.01."
         )
     sigma = calibrate.sigma_for_attack(success, chance=chance, rate=rate, steps=steps)
     epsilon = round_down(quick.epsilon(PoissonGaussian(rate, sigma, steps), delta))

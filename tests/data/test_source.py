@@ -243,7 +243,7 @@ def test_broken_files_are_named_counted_and_left_out(tmp_path: Path) -> None:
     message = str(caught.value)
     assert message.startswith(str(path / "val" / "1" / "notes.txt") + ": is not an image by its name")
     assert "3 files are broken" in message
-    assert f"`dpvision check {path}` lists all; --skip-broken leaves them out" in message
+    assert f"list all with `dpvision check {path}`, or leave them out with --skip-broken" in message
     data = load(path, skip_broken=True)
     assert {broken.path for broken in data.broken} == {"train/0/cut.png", "train/1/text.png", "val/1/notes.txt"}
     assert fingerprint(data.train) == want

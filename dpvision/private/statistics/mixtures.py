@@ -100,7 +100,7 @@ class RandomWeights:
         if not MIN_ALPHA <= self.alpha <= MAX_ALPHA:
             raise ConfigError(
                 f"alpha of the weights is {self.alpha!r}: it must be from {MIN_ALPHA:g} to {MAX_ALPHA:,.0f}, usually "
-                "0.05 to 0.5. Fix: for equal weights, leave alpha out."
+                "0.05 to 0.5. Fix: leave alpha out, for equal weights."
             )
         if not 0 < self.most <= 1:
             raise ConfigError(

@@ -1,9 +1,9 @@
-"""kill -9 at random instants, then the same command again, until it comes to its end: what must hold after each kill.
+"""kill -9 at random instants, then the same command again, until it completes: what must hold after each kill.
 
-nothing lost             the end has the same bits as if nobody had disturbed it, by no more than the same command
+nothing lost             the result has the same bits as that of an undisturbed run, after repeating the same command
 nothing under-counted    noise is on disk only where its charge is in the ledger, and it is charged once, in full
-nothing half written     what has its name is whole: tables and headers can be read after every kill
-nothing left over        of a key that noise was drawn from, no copy is left at the end
+nothing half written     a file under its final name is complete: tables and headers can be read after every kill
+nothing left over        at the end, no copy of a key that noise was drawn from is left
 a clear message          a command that refuses to continue states that its work is done, and it is
 """
 
