@@ -32,6 +32,11 @@ TRAINED = {
     "probe": "the head and the normalisation before it",
     "bias": "the biases and the head",
 }
+LOSSES = {
+    "classes": "mean cross-entropy",
+    "labels": "mean over images of the sum of the labels' binary cross-entropies",
+    "grades": "mean over images of the sum of the thresholds' binary cross-entropies",
+}
 FIXED = ("linear", "scatter-linear")  # networks whose features have no weights
 Confirm = Annotated[bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")]
 _TRAINING, _RELEASE = declared(Config), declared(Release)
@@ -237,7 +242,7 @@ def show_training(
             **_objective(config),
             **({"chosen by": config.chosen_by} if config.chosen_by else {}),
             **_input_rows(config),
-            "objective": f"mean cross-entropy, by gradient descent with learning rate {config.lr:.4g}"
+            "objective": f"{LOSSES[config.task]}, by gradient descent with learning rate {config.lr:.4g}"
             + (f", momentum {config.momentum:g}" if config.momentum else ""),
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
             if sampler.rate < 1

@@ -53,6 +53,7 @@ def test_an_audit_writes_its_results_to_the_run_and_its_card(
     assert (
         "epsilon at most 3.00" in output
         and "What this means" in output
+        and output.startswith("The attack found no more than the guarantee allows: it shows")
         and "not refuted" in output
         and "not for release" in output
     )

@@ -135,6 +135,8 @@ def test_train_tells_the_guarantee_and_writes_everything(trained: tuple[Path, Pa
         and "Anyone who sees this model" in out
         and "read from the data" in out
         and "a new account" in out
+        and "objective    mean cross-entropy, by gradient descent" in out
+        and "privacy budget of the data: this run has spent epsilon" in out
     )
     for name in ("card.md", "card.json", "report.html", "weights.safetensors", "config.toml", "ledger.jsonl"):
         assert (folder / "run" / name).stat().st_size
