@@ -1,4 +1,4 @@
-"""Estimates for cards that are not here, on docs/gpus.md: `python -m benchmarks.gpus` writes its two tables again.
+"""Estimates for accelerators, on docs/gpus.md: `python -m benchmarks.gpus` regenerates its two tables.
 
 They are computed by models/cost.py from counted operations and the cards' data sheets. Nothing is measured.
 """

@@ -1,4 +1,4 @@
-"""One account for one data set: copies that must be found, and images that must not be taken for the same."""
+"""One account per data set: copies that must be recognised, and images that must not be mistaken for copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpvision.private.accounts import overlap
 from dpvision.storage.home import CHARGED_SHARE, ledger_of
 
 NAMES = ("mnist", "fashion_mnist", "cifar10", "dermamnist")
-IMAGES = 0.005  # of different images may be taken for the same
+IMAGES = 0.005  # of different images may be mistaken for copies
 FOUND = 0.95  # of the images of a copy
 SECONDS = 8.0  # for the digests of a whole training split, while other work runs
 
@@ -49,7 +49,7 @@ COPIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "one pixel of each image": one_pixel,
     "a stamp on each image": stamp,
 }
-# Reported only: what the digests are not made for.
+# Reported only: the digests are not designed for these.
 HARDER: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "every pixel moved by at most 1": lambda x: np.clip(
         x.astype(np.int16) + np.random.default_rng(0).integers(-1, 2, x.shape), 0, 255
@@ -64,7 +64,7 @@ def _sketch(images: np.ndarray) -> overlap.Sketch:
 
 
 def _compare(ours: overlap.Sketch, theirs: overlap.Sketch) -> tuple[float, float]:
-    """The shares of ours and of theirs that are taken for the same, by an account of theirs."""
+    """Return the shares of both data sets that an account of the second one recognises as common."""
     with tempfile.TemporaryDirectory() as place:
         os.environ["DPVISION_HOME"] = place
         ledger = ledger_of("ab" * 32)
@@ -75,7 +75,7 @@ def _compare(ours: overlap.Sketch, theirs: overlap.Sketch) -> tuple[float, float
 
 
 def _nearly_blank(seed: int) -> np.ndarray:
-    """Scans with nothing on them: one grey each, and a little noise of the sensor in a corner."""
+    """Blank scans: one grey level each, with a little sensor noise in a corner."""
     rng = np.random.default_rng(seed)
     images = np.zeros((5000, 28, 28, 1), np.uint8) + rng.integers(0, 60, (5000, 1, 1, 1), dtype=np.uint8)
     images[:, :3, :3] += rng.integers(0, 2, (5000, 3, 3, 1), dtype=np.uint8)

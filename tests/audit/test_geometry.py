@@ -50,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A small private training on digits, with digits on the ledger."""
+    """A small private training run on digits, which charges their ledger."""
     prepared = train.prepare("digits", Config(epsilon=3.0, batch=200, steps=5, model="linear"))
     made = train.begin(prepared, tmp_path / "trained")
     assert train.proceed(made, prepared).complete
@@ -97,7 +97,7 @@ def test_private_results_are_written_to_the_operator_folder_only(run: Run, train
 
 
 def test_private_images_are_refused_as_public_images(run: Run, trained: Path, tmp_path: Path) -> None:
-    """Also a part of them among others, in a file of another name."""
+    """A subset of them among other images, in another file, is refused too."""
     digits = load("digits").train
     part = tmp_path / "part.npz"
     pixels = np.concatenate([digits.images[:40], np.load(_public(tmp_path / "p.npz"))["train_images"][..., None]])

@@ -103,7 +103,7 @@ def test_one_event_alone_and_events_of_nothing_cost_what_they_cost() -> None:
 
 
 def test_what_was_chosen_in_turn_stays_in_turn() -> None:
-    """Weights that two runs made are the start of a third: three events, not a first one and a later one."""
+    """A third run starts from the weights of two runs: these are three events, not a first one and a later one."""
     one, two, three = TRAINING, EVENTS["rare"], EVENTS["by class"]
     start = adaptive.compose((one, two), DELTA)
     assert adaptive.compose((start, three), DELTA) == adaptive.compose((one, two, three), DELTA)
@@ -130,7 +130,7 @@ def test_the_best_second_run_stays_within_delta(added: bool) -> None:
 
 
 def test_what_the_attack_takes_for_accepted_the_ledger_accepts(ledger: Ledger) -> None:
-    """The attack's runs are those that the ledger lets pass, and no weaker ones."""
+    """The attack uses the runs that the ledger accepts, and no weaker ones."""
     ledger.spend(Gaussian(2.0), id="a", run="first")
     left = attacks.gaussian_left(Gaussian(2.0), 3.0)
     for rate in (1.0, 0.1):

@@ -41,7 +41,7 @@ def test_the_prefix_draws_nothing_even_in_training() -> None:
 
 
 class _Counts(nn.Module):
-    """The number of images in a call, as a feature next to their sum."""
+    """A feature with the number of images in the call, next to their sum."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([torch.full((len(x),), float(len(x))), x.flatten(1).sum(1)], dim=1)
@@ -96,7 +96,7 @@ def test_pieces_have_one_size_and_one_thread(threads: int, count: int) -> None:
 
 def test_pieces_run_side_by_side_and_gradients_pass_through() -> None:
     torch.set_num_threads(2)
-    meet = threading.Barrier(2, timeout=30)  # broken if one piece had to wait for the other
+    meet = threading.Barrier(2, timeout=30)  # breaks if one piece has to wait for the other
 
     def squares(x: Tensor) -> Tensor:
         meet.wait()

@@ -1,4 +1,4 @@
-"""The home of ledgers and keys is one place, that nobody else may write to."""
+"""The home of ledgers and keys is a single folder, which nobody else may write to."""
 
 from __future__ import annotations
 

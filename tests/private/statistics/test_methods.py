@@ -28,7 +28,7 @@ def _exact(bounded: BoundedSum) -> np.ndarray:
 
 @pytest.mark.parametrize("clip", [0.1, 0.8, 10.0])
 def test_the_closed_form_is_the_sum_of_clipped_gradients(clip: float) -> None:
-    """Against autograd, one row at a time."""
+    """Compare with autograd, one row at a time."""
     rng = np.random.default_rng(0)
     x, y = some_rows(rng, 300)
     rows = Rows.of(x, y, Preparation(bound=3.0), classes=CLASSES)
@@ -83,7 +83,7 @@ def test_moments_without_noise_are_ridge_regression() -> None:
 
 
 def test_newton_steps_are_those_of_bohnings_bound() -> None:
-    """Against the whole matrix 1/2 (I - 11^T/k) kron C."""
+    """Compare with the whole matrix 1/2 (I - 11^T/k) kron C."""
     rng = np.random.default_rng(5)
     public = Rows.public(rng.normal(size=(60, WIDTH)) * np.linspace(1, 3, WIDTH), Preparation(unit=True))
     gradient = rng.normal(size=(WIDTH, CLASSES))
@@ -95,7 +95,7 @@ def test_newton_steps_are_those_of_bohnings_bound() -> None:
 
 
 def test_the_bound_is_above_the_hessian() -> None:
-    """At many weights: what the full step of newton relies on."""
+    """Tests at many weights what the full Newton step relies on."""
     rng = np.random.default_rng(6)
     x = rng.normal(size=(30, 3))
     bound = np.kron(x.T @ x, 0.5 * (np.eye(CLASSES) - 1 / CLASSES))

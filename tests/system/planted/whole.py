@@ -120,7 +120,7 @@ def _without(outcome: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in outcome.items() if name not in names}
 
 
-# Who is fetched
+# The units that are fetched
 
 FETCHED: dict[str, dict[str, Any]] = {
     "images": {},
@@ -135,7 +135,7 @@ MANY = 1100  # images of one of three persons: more than are fetched, and than p
 
 
 def fetched(seed: int) -> list[str]:
-    """In steps of everybody, each unit comes with all of its images, labels and nothing else."""
+    """In steps with every unit, each unit comes with all of its images and labels, and nothing else."""
     for name, changes in FETCHED.items():
         mechanism = RUNS["train, persons" if "persons" in name else "train"]
         data = mechanism.records(9, seed)
@@ -151,7 +151,7 @@ def fetched(seed: int) -> list[str]:
         for who in np.unique(owners):
             wanted[_named(images[owners == who], torch.from_numpy(data.labels[owners == who]))] += 1
         if len(steps) != 2 or any(step != wanted for step in steps):
-            return [f"{name}: what is fetched is not the training split, unit by unit"]
+            return [f"{name}: the fetched data are not the training split, unit by unit"]
     return []
 
 
@@ -160,7 +160,7 @@ def _named(images: torch.Tensor, labels: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _steps_of(prepared: train.Prepared, folder: Path) -> Iterator[Counter[tuple[Any, ...]]]:
-    """The units of each step as they reach the sum."""
+    """Return the units of each step as the sum receives them."""
     step_of, seen = PrivateSum.step, list[Counter[tuple[Any, ...]]]()
 
     def stepping(self: Any, number: int, units: int, fetch: Any, public: Any = None) -> torch.Tensor:
@@ -181,7 +181,7 @@ def _steps_of(prepared: train.Prepared, folder: Path) -> Iterator[Counter[tuple[
     yield from seen
 
 
-# What a plan depends on
+# The inputs of a plan
 
 DECLARED: dict[str, Any] = {"n": 400, "classes": CLASSES, "size": (SIDE, SIDE), "channels": 1, "epsilon": 3.0}
 COLUMNS = 20  # of features; with n as declared, and not with half of it, lda releases a covariance
@@ -218,7 +218,7 @@ def declared(seed: int) -> list[str]:
 
 
 def _plans(source: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Everything that is decided before the first step, with all that can be left open left open."""
+    """Return everything that is decided before the first step, with every optional setting unset."""
     base, public = Config(**DECLARED), {"synthetic": str(path / "public.npz")}
     named = {n: RECIPES[n]() for n in ("linear", "small-cnn", "scatter-linear", "dp-sgd")}
     settings = {
@@ -260,7 +260,7 @@ def _of_head(head: str, path: Path) -> Config:
     return Config(epsilon=3.0, n=DECLARED["n"], classes=CLASSES, head=head, synthetic=public)
 
 
-# Features that are kept
+# Cached features
 
 
 def kept_features(seed: int) -> list[str]:
@@ -282,7 +282,7 @@ def kept_features(seed: int) -> list[str]:
                 model = prepared.network.build()
                 parts = prepared.network.split(model)
                 if parts is None:
-                    return [f"{name}: has no features to keep"]
+                    return [f"{name}: has no features to cache"]
                 for split in (prepared.data.train, prepared.data.test, prepared.data.val):
                     if split is not None and not _served(
                         prepared.network.load_or_compute_inputs(split, model), parts, split
@@ -313,7 +313,7 @@ def _served(inputs: Inputs, parts: Featured, split: Split) -> bool:
     return len(inputs) == len(split) and np.array_equal(inputs(slice(None)).numpy(), _computed(parts, split))
 
 
-# The law of tuning
+# The distribution of tuning
 
 CANDIDATES, TUNINGS = 3, 1500
 
@@ -340,7 +340,7 @@ def law_of_tuning(seed: int) -> list[str]:
 def _tunings(
     prepared: tune.PreparedTuning, path: Path, scores: np.random.Generator
 ) -> tuple[list[list[int]], str | None]:
-    """The candidates of each of many tunings in turn, and what is wrong with the choice of the best."""
+    """Return the candidates of many tunings in turn, and the problems with the choice of the best."""
     tried: list[tuple[int, float]] = []
     every: list[list[int]] = []
     firsts, expected, variance = 0, 0.0, 0.0
@@ -371,11 +371,11 @@ def _tunings(
             every.append([candidate for candidate, _ in tried])
             best = [i for i, (_, result) in enumerate(tried, 1) if result == max(result for _, result in tried)]
             if trial.number not in best or tried[trial.number - 1] != (which, reached):  # type: ignore[attr-defined]
-                return every, "what is released is not the best trial by its score"
+                return every, "the released trial does not have the best score"
             firsts += trial.number == best[0]  # type: ignore[attr-defined]
             expected, variance = expected + 1 / len(best), variance + (1 - 1 / len(best)) / len(best)
     if not public:
-        return every, "trials are scored on other images than the public ones"
+        return every, "trials are not scored on the public images"
     unlikely = abs(firsts - expected) > stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(variance)
     return every, "ties are not broken at random" if unlikely else None
 
@@ -387,10 +387,10 @@ def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
     counts = Counter(min(len(result), most) for result in runs_of)
     due = len(runs_of) * np.array([*chances, 1 - sum(chances)])
     if stats.chisquare([counts[k] for k in range(1, most + 1)], due).pvalue < FALSE_ALARM:
-        return "the number of trials is not drawn by the law that is charged"
+        return "the number of trials is not drawn from the distribution that is charged"
     every = [which for result in runs_of for which in result]
     if stats.chisquare(np.bincount(every, minlength=CANDIDATES)).pvalue < FALSE_ALARM:
-        return "candidates are not drawn alike"
+        return "candidates are not drawn uniformly"
     tables = {
         "the trial's number": [(min(i, 4), which) for result in runs_of for i, which in enumerate(result)],
         "the candidate before": [pair for result in runs_of for pair in itertools.pairwise(result)],
@@ -450,7 +450,7 @@ OTHER_VALUES: dict[str, Any] = {
 
 
 def branches(_seed: int) -> list[str]:
-    """Whatever shapes a result gives other noise and another charge."""
+    """Everything that shapes a result changes the noise and the charge."""
     base = Config(n=1000, batch=100, steps=20, sigma=2.0)
     names = {base.hash(): "no change"}
     for field in fields(Config):
@@ -489,7 +489,7 @@ def branches(_seed: int) -> list[str]:
     found_names = [branch_name(state, config, **more) for state, config, more in changed.values()]
     found_names.append(branch_name(first, base, **asked))
     if len(set(found_names)) < len(found_names):
-        return ["two stretches of training have one name"]
+        return ["two parts of a training have the same name"]
     return _unnamed_places()
 
 

@@ -1,4 +1,4 @@
-"""Run dpvision on a stand-in with options of its own: python -m tests.system.runs.faulty_device by_place=1e-6 train ..."""
+"""Run dpvision on a stand-in with extra options: python -m tests.system.runs.faulty_device by_place=1e-6 train ..."""
 
 from __future__ import annotations
 

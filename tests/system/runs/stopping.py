@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def until(step: int) -> Callable[[], bool]:
-    """A `stop` that lets `step` steps pass."""
+    """Return a `stop` that allows `step` steps."""
     left = [step]
 
     def stop() -> bool:

@@ -59,7 +59,7 @@ def _write(path: Path, images: int = 80, *, seed: int = 0, side: int = 8, labels
 
 
 def _weights(prepared: train.Prepared, folder: Path, *, stop_after: int | None = None) -> bytes:
-    """Train with a fixed key, with one stop on the way if asked for."""
+    """Train with a fixed key, with one stop in between if requested."""
     run = train.begin(prepared, folder, test_key="word")
     if stop_after is not None:
         asked = iter([False] * stop_after + [True])
@@ -139,7 +139,7 @@ def test_the_mixing_that_was_asked_for_is_trained_on(sources: tuple[str, str]) -
 def test_features_are_computed_once_and_give_the_same_classifier(
     sources: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Inputs, "digest_features", lambda self: "any")  # or the noise would be another
+    monkeypatch.setattr(Inputs, "digest_features", lambda self: "any")  # or the noise would differ
     prepared = train.prepare(sources[0], replace(SETTINGS, model="small-cnn", part="head"))
     _weights(prepared, tmp_path / "first")
     kept = list((tmp_path / "home" / "features").glob("*.npy"))
@@ -154,7 +154,7 @@ def test_features_are_computed_once_and_give_the_same_classifier(
 
 
 def test_features_are_kept_by_the_weights_that_made_them(sources: tuple[str, str]) -> None:
-    """Another first head does not matter; other weights in front of it do."""
+    """Another initial head does not matter; other weights before it do."""
 
     def file(**changes: Any) -> Path:
         prepared = train.prepare(sources[0], replace(SETTINGS, **changes))
