@@ -30,7 +30,7 @@ CHUNK = 1 << 17
 # Rows and columns of factors multiplied at a time, which are converted to float64 in the cache: whole rows if there are
 # few outputs, since then the sum stays in the cache too.
 TILE, WIDTH = 256, 512
-FEW_OUTPUTS, TILE_OF_FEW, WIDTH_OF_FEW = 64, 32, 4096
+FEW_OUTPUTS, TILE_OF_FEW, WIDTH_OF_FEW = 64, 64, 4096
 # Products of float64 are fastest if the number of outputs is a multiple of this.
 OUTPUTS = 4
 PRODUCT_BITS = 42  # (b + 1 bits of x) * (43 - b bits of d) * (256 rows) fit float64's 53 bits
@@ -178,12 +178,16 @@ def _powers_of_two(norms: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(norms), torch.frexp(norms).exponent)
 
 
-def squares(vectors: Tensor) -> Tensor:
-    """Return |v|^2 of each vector, computed by blocks in float32 that are added in float64."""
+def norms_of_blocks(vectors: Tensor) -> Tensor:
+    """Return the norms of BLOCK numbers of each vector at a time: (vectors, blocks)."""
     whole = vectors.shape[1] // BLOCK * BLOCK
     parts = [vectors[:, :whole].unflatten(1, (-1, BLOCK)), vectors[:, whole:].unsqueeze(1)]
-    norms = [torch.linalg.vector_norm(part, dim=2) for part in parts if part.numel()]
-    sums = torch.cat(norms, dim=1).double().square_().sum(1)
+    return torch.cat([torch.linalg.vector_norm(part, dim=2) for part in parts if part.numel()], dim=1)
+
+
+def squares(vectors: Tensor, norms: Tensor | None = None) -> Tensor:
+    """Return |v|^2 of each vector, from the norms of its blocks in float32, which are added in float64."""
+    sums = (norms_of_blocks(vectors) if norms is None else norms).double().square_().sum(1)
     small = sums < SMALL_SQUARE
     if vectors.device.type != "cpu":  # without waiting to find out whether any is small
         return torch.where(small, vectors.double().square().sum(1), sums)

@@ -43,6 +43,7 @@ class Slot:
         self._order: tuple[int, ...] = tuple(range(len(self.shape)))
         self.total = ExactSum(self._padded, bound, like.device)
         self._factors: tuple[Tensor, Tensor] | None = None
+        self._input_norms: Tensor | None = None
         self._input_squares = torch.empty(0)
         self._settled = False
         self._kept: list[Tensor] = []  # the units' gradients, in memory order, with one element per number
@@ -93,9 +94,12 @@ class Slot:
             self._kept.append(value.permute(self._order).reshape(-1))
             self._norms.append(_norms_of_blocks(self._kept[-1]))  # while the numbers are in the cache
 
-    def keep_factors(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Store factors (units, d) and (units, p) of the gradients; only if the slot was not used for this group."""
-        self._factors = (inputs, outputs)
+    def keep_factors(self, inputs: Tensor, outputs: Tensor, norms: Tensor | None = None) -> None:
+        """Store factors (units, d) and (units, p) of the gradients; only if the slot was not used for this group.
+
+        `norms` has those of the inputs' blocks, if they are known.
+        """
+        self._factors, self._input_norms = (inputs, outputs), norms
         self.used = True
 
     def expand_factors(self) -> None:
@@ -123,7 +127,7 @@ class Slot:
             return torch.zeros(units, dtype=torch.float64, device=self._device)
         if self._factors is not None:
             inputs, outputs = self._factors
-            self._input_squares = squares(inputs)
+            self._input_squares = squares(inputs, self._input_norms)
             return self._input_squares * squares(outputs)
         if self._kept:
             norms = torch.stack(self._norms)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise, starmap
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -209,15 +209,26 @@ def blank_images(images: int, like: Tensor) -> Tensor:
     return blank
 
 
-class Spans(list[slice]):
-    """Which rows of a tensor belong to each unit."""
+class Spans(Sequence[slice]):
+    """Which rows of a tensor belong to each unit, as slices that are made when they are used."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """Unit e has `sizes[e]` consecutive rows."""
+        self.sizes = sizes
+        self._ends = list(accumulate(sizes, initial=0))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, e: Any) -> Any:
+        return slice(self._ends[e], self._ends[e + 1])
 
     @cached_property
     def by_size(self) -> dict[int, list[int]]:
         """The units with each number of rows."""
         units: dict[int, list[int]] = {}
-        for e, span in enumerate(self):
-            units.setdefault(span.stop - span.start, []).append(e)
+        for e, size in enumerate(self.sizes):
+            units.setdefault(size, []).append(e)
         return units
 
 
@@ -276,8 +287,7 @@ class Pass:
         if self.measures:
             self._image_axes.note_rows(self.images, what, plain(tensor))
         if per_image not in self._spans:
-            ends = list(accumulate((count * per_image for count in self.views), initial=0))
-            self._spans[per_image] = Spans(starmap(slice, pairwise(ends)))
+            self._spans[per_image] = Spans([count * per_image for count in self.views])
         return self._spans[per_image]
 
     def rounded(self, tensor: Any) -> Any:

@@ -78,7 +78,7 @@ class _Conv(torch.autograd.Function):
             views = of_weight.all_views(x, full, y, None if bias is None else bias * sums)
             if views is not None:
                 count = ctx.current.separate_views.count
-                of_all = Spans(slice(s.start * count, s.stop * count) for s in spans)
+                of_all = Spans([size * count for size in spans.sizes])
                 _weight_gradients(of_weight, views[0], ctx.current.rounded(views[1]), weight, of_all, ctx.options)
         elif of_weight:
             _weight_gradients(of_weight, x, dy, weight, spans, ctx.options)
@@ -124,7 +124,7 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: 
     positions, small = dy.shape[2:].numel(), x[0].numel() <= SMALL_IMAGE
 
     def one(e: int) -> Tensor:
-        images = spans[e].stop - spans[e].start
+        images = spans.sizes[e]
         few = weight.numel() >= MANY_WEIGHTS * positions * images or (small and images == 1)
         return (by_patches if always or few else whole)(e)
 
@@ -194,7 +194,7 @@ def _by_patches(
     inputs, outputs = x.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)
 
     patch_bytes = height * width * kernel[0] * kernel[1] * channels * x.element_size()
-    step = max(1, min(PATCH_BYTES // max(1, patch_bytes), max(s.stop - s.start for s in spans)))
+    step = max(1, min(PATCH_BYTES // max(1, patch_bytes), max(spans.sizes)))
     size = (step, x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1], channels)
     padded = current.slots.scratch(("padded", *padding), size, x)  # the border stays zero: only `inside` is written
     inside = padded[:, padding[0] : padding[0] + x.shape[2], padding[1] : padding[1] + x.shape[3]]

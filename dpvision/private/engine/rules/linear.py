@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.models.device import HAS_ONEDNN, has_fast_product, product
+from dpvision.private.engine.exact import norms_of_blocks
 from dpvision.private.engine.sinks import Sink
 from dpvision.private.engine.trace import ALWAYS, Data, Pass, Spans, align, per_unit, plain, rule_for
 
@@ -58,13 +59,18 @@ def uses_onednn(x: Tensor) -> bool:
     return ONEDNN and has_fast_product(x)
 
 
-def matrix_product(x: Tensor, matrix: Tensor, bf16: bool = False, bias: Tensor | None = None) -> Tensor:
-    """Return x @ matrix over the last axis (+ bias), each row with the same bits in any batch; never a view."""
+def matrix_product(
+    x: Tensor, matrix: Tensor, bf16: bool = False, bias: Tensor | None = None, *, norms: list[Tensor] | None = None
+) -> Tensor:
+    """Return x @ matrix over the last axis (+ bias), each row with the same bits in any batch; never a view.
+
+    Rows that are multiplied in pieces append the norms of their blocks to `norms`, while they are in the cache.
+    """
     if uses_onednn(x) and x.numel() and matrix.numel():
         flat = x.reshape(-1, len(matrix))
         missing = max(0, MIN_ROWS_ONEDNN - len(flat))
         if len(matrix) >= MANY_INPUTS and matrix.shape[1] <= FEW_OUTPUTS:
-            y = _product_in_pieces(flat, matrix, bias)
+            y = _product_in_pieces(flat, matrix, bias, norms)
         elif missing:
             y = product(F.pad(flat, (0, 0, 0, missing)), matrix.T, bias)[:-missing].clone()
         else:
@@ -99,7 +105,7 @@ def _padded_product(x: Tensor, matrix: Tensor, bf16: bool) -> Tensor:
     return y
 
 
-def _product_in_pieces(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+def _product_in_pieces(rows: Tensor, matrix: Tensor, bias: Tensor | None, norms: list[Tensor] | None) -> Tensor:
     """Return rows @ matrix (+ bias) in products of one size, padded with zero rows and columns."""
     columns = matrix.shape[1]
     others = F.pad(matrix.T, (0, 0, 0, -columns % LANES)).contiguous()
@@ -107,6 +113,8 @@ def _product_in_pieces(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Ten
     for piece, result in zip(rows.split(PIECE), y.split(PIECE), strict=True):
         full = F.pad(piece, (0, 0, 0, PIECE - len(piece))) if len(piece) < PIECE else piece
         result.copy_(product(full, others)[: len(piece), :columns])
+        if norms is not None:
+            norms.append(norms_of_blocks(piece))
     return y if bias is None else y.add_(bias)
 
 
@@ -156,8 +164,10 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, current: Pass, sinks: Any) -> Tensor:
         x, weight = current.rounded(x), current.rounded(weight)
         ctx.save_for_backward(x if sinks[0] else None, weight)
-        ctx.current, ctx.sinks = current, sinks
-        return matrix_product(x, weight.T, current.bf16, bias)
+        ctx.current, ctx.sinks, ctx.norms = current, sinks, None
+        if sinks[0] and sinks[0].may_keep_factors() and x.numel() == x.shape[-1] * len(current.views):
+            ctx.norms = []
+        return matrix_product(x, weight.T, current.bf16, bias, norms=ctx.norms)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -168,18 +178,26 @@ class _Linear(torch.autograd.Function):
             of_bias.put(sums_by_unit(dy.flatten(1, -2) if dy.dim() > 2 else dy.unsqueeze(1), spans))
         dy = ctx.current.rounded(dy)
         if of_weight:
-            weight_gradients(of_weight, x, dy, spans)
+            weight_gradients(of_weight, x, dy, spans, norms=ctx.norms)
         return (matrix_product(dy, weight, bf16) if ctx.needs_input_grad[0] else None), None, None, None, None
 
 
-def weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: Spans, last: tuple[int, ...] = ()) -> None:
+def weight_gradients(
+    sink: Sink,
+    x: Tensor,
+    dy: Tensor,
+    spans: Spans,
+    last: tuple[int, ...] = (),
+    norms: list[Tensor] | None = None,
+) -> None:
     """Compute each unit by a method chosen by its own size, so that the rest of the batch does not matter.
 
-    The weight has shape (outputs, inputs, *last), where the axes `last` have length 1.
+    The weight has shape (outputs, inputs, *last), where the axes `last` have length 1. `norms` has those of the blocks
+    of x, if they were already computed.
     """
     inputs, outputs, places = x.shape[-1], dy.shape[-1], x.shape[1:-1].numel()
     if sink.may_keep_factors() and not last and len(x) * places == len(spans):
-        sink.slot.keep_factors(x.reshape(-1, inputs), dy.reshape(-1, outputs))
+        sink.slot.keep_factors(x.reshape(-1, inputs), dy.reshape(-1, outputs), torch.cat(norms) if norms else None)
         return
 
     def one(e: int) -> Tensor:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from dpvision.errors import UnsafeLayer
 from dpvision.private.engine.rules.linear import sums_by_unit
-from dpvision.private.engine.trace import Data, Pass, per_unit, plain, rule_for
+from dpvision.private.engine.trace import Data, Pass, Spans, per_unit, plain, rule_for
 
 # For images of at most this many numbers, the gradients of scale and shift are computed here for all units at once,
 # since a call per unit would take longer than its work.
@@ -124,10 +124,9 @@ class _LayerNorm(torch.autograd.Function):
         return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
 
 
-def _by_unit(spans: list[slice], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _by_unit(spans: Spans, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield each unit's rows of all the tensors."""
-    sizes = [s.stop - s.start for s in spans]
-    return zip(*(t.split(sizes) for t in tensors), strict=True)
+    return zip(*(t.split(spans.sizes) for t in tensors), strict=True)
 
 
 def _gather(parts: list[Any], sinks: Any) -> Tensor:
