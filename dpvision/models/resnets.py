@@ -44,20 +44,27 @@ class _Pullback:
     """Turns rows of gradients of `standardise` into gradients of the weight, in place; returns those of the gain.
 
     With c = w - mean, r = 1 / sqrt(max(n var, eps)) and u = r c, all per output channel: dgain = <g, u>, and
-    dw = gain r (g - mean(g) - <g, u> u), without the last term where n var < eps.
+    dw = gain r (g - mean(g) - <g, u> u), without the last term where n var < eps. If t = <g, gain u> is given, rows
+    already hold gain r g (see `_OfViews`), which saves two of four passes over them.
     """
 
     def __init__(self, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> None:
         self._weight, self._gain, self._eps = weight, gain, eps
         self._axes: tuple[int, ...] = ()
+        self._strides: tuple[int, ...] = ()
 
-    def __call__(self, rows: Tensor) -> list[Tensor]:
-        axes = tuple(sorted(range(1, rows.dim() - 1), key=lambda a: -rows.stride(a + 1)))  # in memory order
-        if axes != self._axes:
-            self._prepare(axes)
-        g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)
+    def __call__(self, rows: Tensor, t: Tensor | None = None) -> list[Tensor]:
+        if rows.stride()[1:] != self._strides:
+            self._strides = rows.stride()[1:]
+            self._prepare(tuple(sorted(range(1, rows.dim() - 1), key=lambda a: -rows.stride(a + 1))))  # in memory order
+        g = rows.permute(0, 1, *self._axes).flatten(2)
         if g.device.type != "cpu":  # all rows at once
             return [_pull_back(g, *self._parts[0]).reshape(-1, *self._gain.shape)]
+        if t is not None:
+            for row, along in zip(g, (t * self._moving).unsqueeze(2), strict=True):
+                mean = row.mean(dim=1, keepdim=True)
+                row.addcmul_(self._u, along).sub_(mean)
+            return [(t / self._gain.flatten()).reshape(-1, *self._gain.shape)]
         of_gain = []
         for row in g.unbind(0):  # one by one, so that a row's last bits do not depend on the number of rows
             pairs = zip(row.split(self._block), self._parts, strict=True)
@@ -70,7 +77,9 @@ class _Pullback:
         total = centred.square().sum(dim=1, keepdim=True)  # n var
         r = torch.rsqrt(total.clamp(min=self._eps))
         three = (centred * r, self._gain.view(-1, 1) * r, -(total > self._eps).to(w))
-        self._axes, self._block = axes, max(1, IN_CACHE // w.shape[1]) if w.device.type == "cpu" else len(w)
+        self._u, self._moving = three[0], (three[2] * r).flatten()
+        self._axes = tuple(a + 1 for a in axes)
+        self._block = max(1, IN_CACHE // w.shape[1]) if w.device.type == "cpu" else len(w)
         self._parts = list(zip(*(t.split(self._block) for t in three), strict=True))
 
 

@@ -14,6 +14,8 @@ from dpvision.private.engine.slots import Slot, Slots
 if TYPE_CHECKING:
     from dpvision.private.engine.trace import Pass
 
+# With at least this many inputs per position, it is less work to scale output gradients than gradients of a weight.
+MANY_INPUTS = 4
 # Inputs and output gradients of all views of all units, with a unit's views in sequence, and one note per view.
 AllViews = tuple[Tensor, Tensor, list[Any]]
 
@@ -111,6 +113,13 @@ class Sink:
         self.slot.write(map(one, range(len(self.current.views))))
         self._finish()
 
+    def may_scale(self, positions: int) -> bool:
+        """Whether the output gradients at these positions should be passed to `scale` before they are contracted."""
+        return False
+
+    def scale(self, dy: Tensor, y: Tensor, by_unit: Callable[[Tensor], Tensor]) -> Tensor:
+        raise NotImplementedError
+
     def may_keep_factors(self) -> bool:
         """Whether the slot may store factors of the gradients instead of rows."""
         return self.current.factors and self.slot.factored and not self.slot.used
@@ -128,6 +137,7 @@ class PulledBackSink(Sink):
         self._slots, self._func, self._options = slots, func, options
         self._args = [a.detach() for a in args]
         self._over_views: list[Any] = []
+        self._along: Tensor | None = None  # what `of_views.before` returned for each unit, if all views pass together
         self._others: list[list[Tensor]] = []  # each unit's gradients of the other arguments
 
     def all_views(self, x: Tensor, dy: Tensor, y: Tensor, of_bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -137,6 +147,20 @@ class PulledBackSink(Sink):
             return None
         self._over_views = views[2]
         return views[:2]
+
+    def may_scale(self, positions: int) -> bool:
+        """Whether the linear part of the pullback is applied to output gradients, at these positions, since it is less
+        work; decided by shapes and weights."""
+        if self.current.separate_views is not None or self.current.batched or not hasattr(self._func, "of_views"):
+            return False
+        few = self._args[0].dim() == 4 and self._args[0][0].numel() >= MANY_INPUTS * positions
+        return few and bool(self._func.of_views.possible(*([a] for a in self._args)))
+
+    def scale(self, dy: Tensor, y: Tensor, by_unit: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return scaled output gradients, and keep what else `of_views.before` returns, summed `by_unit`."""
+        scale, (along, *_) = self._func.of_views.before(dy, y, None, *self._args, **self._options)
+        self._along = by_unit(along)
+        return dy * scale.view(-1, 1, 1)
 
     def put(self, values: Tensor) -> None:
         self._choose_slot()
@@ -153,7 +177,7 @@ class PulledBackSink(Sink):
 
         def pulled_back(e: int) -> Tensor:
             gradient = one(e)
-            self._others.append(pull_back(gradient.unsqueeze(0)))
+            self._others.append(pull_back(gradient.unsqueeze(0), *self._of_units(slice(e, e + 1))))
             return gradient
 
         with torch.no_grad():
@@ -168,6 +192,9 @@ class PulledBackSink(Sink):
         first.expand_factors()
         self.slot = Slot("", self._args[0], len(self.current.views), 1.0) if first.used else first
 
+    def _of_units(self, part: slice) -> list[Tensor]:
+        return [] if self._along is None else [self._along[part]]
+
     def _pull_back(self) -> None:
         units = len(self.current.views)
         with torch.no_grad():
@@ -176,7 +203,8 @@ class PulledBackSink(Sink):
             elif self._over_views:
                 others = self._func.of_views.after(self.slot.rows(units), self._over_views)
             else:
-                others = self._func.pullback(*self._args, **self._options)(self.slot.rows(units))
+                pull_back = self._func.pullback(*self._args, **self._options)
+                others = pull_back(self.slot.rows(units), *self._of_units(slice(units)))
         if self.slot is not self._slots[0]:
             self._slots[0].put(self.slot.rows(units))
         for slot, gradient in zip(self._slots[1:], others, strict=True):

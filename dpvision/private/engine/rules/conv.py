@@ -59,8 +59,10 @@ class _Conv(torch.autograd.Function):
             y = y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
         else:
             y = _pad_batch(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
-        saved = y.clone() if ctx.waits else None  # the model may change its output in place
-        ctx.save_for_backward(x, weight, bias if ctx.waits else None, saved)
+        plain = bool(one_row and sinks[0] and weight.dim() == 4 and groups == 1)
+        ctx.scales = plain and not ctx.waits and sinks[0].may_scale(y.shape[2:].numel())
+        saved = y.clone() if ctx.waits or ctx.scales else None  # the model may change its output in place
+        ctx.save_for_backward(x, weight, None if saved is None else bias, saved)
         return y
 
     @staticmethod
@@ -71,7 +73,7 @@ class _Conv(torch.autograd.Function):
         if weight.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
             dy = dy.contiguous(memory_format=torch.channels_last)
         sums = None
-        if of_bias or (ctx.waits and bias is not None):
+        if of_bias or bias is not None:
             sums = sums_by_unit(dy.flatten(2).transpose(1, 2), spans)
         full, dy = dy, ctx.current.rounded(dy)
         if of_weight and ctx.waits:
@@ -80,6 +82,14 @@ class _Conv(torch.autograd.Function):
                 count = ctx.current.separate_views.count
                 of_all = Spans([size * count for size in spans.sizes])
                 _weight_gradients(of_weight, views[0], ctx.current.rounded(views[1]), weight, of_all, ctx.options)
+        elif of_weight and ctx.scales:
+
+            def by_unit(along: Tensor) -> Tensor:
+                along = sums_by_unit(along.unsqueeze(1), spans)
+                return along if bias is None else along - bias * sums
+
+            scaled = ctx.current.rounded(of_weight.scale(full, y, by_unit))
+            _weight_gradients(of_weight, x, scaled, weight, spans, ctx.options)
         elif of_weight:
             _weight_gradients(of_weight, x, dy, weight, spans, ctx.options)
         if of_bias:
