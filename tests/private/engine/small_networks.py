@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpvision.models.resnets import StandardisedConv2d
+
 CLASSES = 10
 
 
@@ -173,6 +175,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv2d, points, stride": (partial(_conv, 2, 3, 1, stride=2), (3, 5, 5)),
     "conv2d, one filter a channel": (lambda: nn.Sequential(nn.Conv2d(5, 5, 3, padding=1, groups=5), nn.Tanh(), nn.Conv2d(5, 5, 2, stride=2, groups=5), nn.Flatten(), nn.Linear(20, CLASSES)), (5, 5, 5)),
     "conv2d, many channels": (lambda: nn.Sequential(nn.Conv2d(3, 70, 3), nn.Tanh(), nn.Conv2d(70, 72, 3, padding=1), nn.Flatten(), nn.Linear(648, CLASSES)), (3, 5, 5)),
+    "conv2d, standardised": (lambda: nn.Sequential(StandardisedConv2d(7, 33, 3), nn.ReLU(inplace=True), StandardisedConv2d(33, 17, 3, padding=1), nn.Flatten(), nn.Linear(153, CLASSES)), (7, 5, 5)),
     "conv3d": (partial(_conv, 3, 2, 2, 4), (2, 4, 4, 4)),
     "conv3d, lines": (partial(_conv, 3, 2, (2, 1, 1), 4), (2, 4, 4, 4)),
     "conv transposed 1d": (partial(_conv, 1, 3, 3, transposed=True), (3, 5)),

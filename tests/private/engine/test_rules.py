@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from dpvision.models.resnets import StandardisedConv2d
 from dpvision.private.engine import ClippedSum, Public
 from dpvision.private.engine.rules import fallback
 from tests.private.engine.oracle import clipped_sum, each_loss, unit_gradients
@@ -103,6 +104,17 @@ class Standardised(nn.Conv2d):
         return self._conv_forward(x, (weight - mean) / (var + 1e-3).sqrt(), self.bias)
 
 
+class Halved(nn.Module):
+    """Changes the output of a layer in place."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).mul_(0.5)
+
+
 class Odd(nn.Module):
     """Operations without a rule: a bilinear form and an einsum."""
 
@@ -151,6 +163,15 @@ def _large_conv(n: Draw, bias: bool) -> tuple[nn.Module, tuple[int, ...]]:
     """Large filters on small images: patches are unfolded, several images at a time, in either order of memory."""
     filters = n(st.sampled_from([128, 264]))
     return Net(nn.Conv2d(120, filters, 3, padding=1, bias=bias), filters), (120, n(st.integers(2, 5)), 4)
+
+
+def _standardised(n: Draw, bias: bool) -> tuple[nn.Module, tuple[int, ...]]:
+    """Standardised filters with few positions; a gain of zero cannot be divided by."""
+    channels, filters, side = n(st.integers(4, 9)), n(st.integers(2, 5)), n(st.integers(2, 3))
+    layer = StandardisedConv2d(channels, filters, 3, padding=1, bias=bias)
+    nn.init.uniform_(layer.gain, -1, 1)
+    layer.gain.data[0] = n(st.integers(0, 1))
+    return Net(Halved(layer), filters), (channels, side, 3)
 
 
 def _norm(kind: str) -> Callable[[Draw, bool], tuple[nn.Module, tuple[int, ...]]]:
@@ -203,6 +224,7 @@ RULES = {
     "depthwise": _depthwise,
     "large conv2d": _large_conv,
     "weight-standardised conv2d": _conv(2, Standardised),
+    "standardised filters": _standardised,
     "group norm": _norm("group"),
     "layer norm": _norm("layer"),
     "instance norm": _norm("instance"),
