@@ -1,6 +1,7 @@
 """Our clipping engine compared with plain training, Opacus and torch.func, each in its own process, taking turns.
 
-With --device NAME, the engine on an accelerator instead: see engine_device.py.
+With --device NAME, the engine on an accelerator instead: see engine_device.py. On a machine that does other work as
+well, use engine_busy.py.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Row:
 
     layout: str
     cut: int
+    busy: bool = False  # processor time counts, not wall time
     walls: list[float] = field(default_factory=list)
     cpus: list[float] = field(default_factory=list)
     resident: int = 0
@@ -83,8 +85,12 @@ class Row:
     shown: list[float] = field(default_factory=list)
 
     @property
+    def times(self) -> list[float]:
+        return self.cpus if self.busy else self.walls
+
+    @property
     def wall(self) -> float:
-        return statistics.median(self.walls)
+        return statistics.median(self.times)
 
     @property
     def cpu(self) -> float:
@@ -100,7 +106,7 @@ def cases(quick: bool) -> list[Case]:
     if quick:
         few = {"peers": ("hooks", "ew", "vmap"), "rounds": 5, "peer_cuts": (16, 32), "repeats": 1}
         table = [Case(MAIN, views, units, **few) for views, units in ((16, 4), (4, 16), (1, 64))]
-        return [*table, _probe(peers=(), rounds=9)]
+        return [*table, probe(peers=(), rounds=9)]
     return [
         *(Case(MAIN, views, units, rounds=5, peer_rounds=2) for views, units in ((16, 16), (4, 48), (1, 192))),
         *(
@@ -110,7 +116,7 @@ def cases(quick: bool) -> list[Case]:
         *(Case("wrn-16-4-ws", views, units, 2, (), rounds=5) for views, units in ((16, 8), (4, 32), (1, 128))),
         *(Case("tanh-cnn", views, units) for views, units in ((16, 16), (4, 64), (1, 256))),
         Case("vit-s-16", 1, 8, plain_layouts=("contiguous",), plain_cuts=(1, 2, 4), peer_cuts=(2, 4, 8)),
-        _probe(peers=PEERS, rounds=9),
+        probe(peers=PEERS, rounds=9),
         *(_timm(name) for name in TIMM if _has_timm()),
     ]
 
@@ -128,7 +134,7 @@ def _timm(name: str) -> Case:
     return Case(name, 1, 32 if small else 8, 1, (), plain_cuts=(8, 32) if small else (2, 8), sample=8)
 
 
-def _probe(*, peers: tuple[str, ...], rounds: int) -> Case:
+def probe(*, peers: tuple[str, ...], rounds: int) -> Case:
     """Full batch; here plain training is the two matrix products alone."""
     return Case(
         *("linear-probe", 1, 50_000),
@@ -205,14 +211,16 @@ class Worker:
 class Comparison:
     """All rows by case and mode, and why others are missing."""
 
-    def __init__(self) -> None:
+    def __init__(self, busy: list[Case] | None = None) -> None:
+        """Compare by processor time on the cases `busy`, or by wall time on all."""
+        self._busy = busy
         self.rows: dict[Case, dict[str, Row]] = {}
         self.skipped: dict[tuple[str, str], str] = {}  # by network and mode
         self._cuts: dict[tuple[str, int, str], dict[str, Any]] = {}
 
     def measure(self, quick: bool) -> list[Figure]:
         start = time.monotonic()
-        for case in cases(quick):
+        for case in self._busy or cases(quick):
             self.rows[case] = self._run(case, self._choose(case))
             _say(f"{time.monotonic() - start:5.0f} s  {case.title}: {_line(self.rows[case])}")
         for (network, mode), reason in self.skipped.items():
@@ -237,7 +245,7 @@ class Comparison:
 
     def _run(self, case: Case, chosen: dict[str, dict[str, Any]]) -> dict[str, Row]:
         """Start one process for each mode, let them take turns, and keep what they say."""
-        rows = {mode: Row(**cut) for mode, cut in chosen.items()}
+        rows = {mode: Row(**cut, busy=self._busy is not None) for mode, cut in chosen.items()}
         with ExitStack() as stack:
             workers = {mode: stack.enter_context(Worker(case, mode, **cut)) for mode, cut in chosen.items()}
             for mode, worker in workers.items():
@@ -269,7 +277,7 @@ class Comparison:
         from benchmarks.engine_plot import draw
 
         draw(self.rows, NAMES, Path(__file__).with_suffix(".png"))
-        lines = ["![throughput relative to plain training](engine.png)", "", *_table(self.rows), ""]
+        lines = ["![throughput relative to plain training](engine.png)", "", *as_table(self.rows), ""]
         lines += [f"- Left out: {NAMES[m]} on {network}: {reason}" for (network, m), reason in self.skipped.items()]
         return "\n".join(lines).strip()
 
@@ -295,17 +303,17 @@ def distance(rows: dict[str, Row]) -> float:
 
 def figures(table: dict[Case, dict[str, Row]]) -> list[Figure]:
     measured: list[Figure] = []
-    plain_convs = {c.views: speed(rows) for c, rows in table.items() if c.network == MAIN and c.threads == 2}
+    plain_convs = {(c.views, c.threads): speed(rows) for c, rows in table.items() if c.network == MAIN}
     for case, rows in table.items():
         if case.network == "linear-probe":
-            ratio = min(rows["ours"].walls) / min(rows["plain"].walls)  # the least times of a few vary least
+            ratio = min(rows["ours"].times) / min(rows["plain"].times)  # the least times of a few vary least
             measured.append(Figure("linear probe, time / plain matrix products", ratio, high=1.3))
             continue
         least = SPEED[case.views] if case.network == MAIN else None
         least = 1 / 1.3 if case.network in TIMM else 0.85 if case.network == "vit-s-16" else least
         measured.append(Figure(f"{case.title}: speed / plain training", speed(rows), low=least))
         if case.network == "wrn-16-4-ws":
-            quotient = speed(rows) / plain_convs[case.views]
+            quotient = speed(rows) / plain_convs[case.views, case.threads]
             measured.append(Figure(f"{case.title}: that / the same with plain convolutions", quotient, low=0.95))
         if any(m in rows for m in PEERS):
             least = 1.8 if case.network == MAIN else None
@@ -317,7 +325,7 @@ def figures(table: dict[Case, dict[str, Row]]) -> list[Figure]:
     return [*measured, Figure("largest distance of a peer's clipped sum from ours", worst, high=0.01)]
 
 
-def _table(table: dict[Case, dict[str, Row]]) -> list[str]:
+def as_table(table: dict[Case, dict[str, Row]]) -> list[str]:
     lines = [
         f"| {' | '.join(COLUMNS)} |",
         "|---" * len(COLUMNS) + "|",

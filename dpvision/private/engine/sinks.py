@@ -114,11 +114,8 @@ class Sink:
         self._finish()
 
     def may_scale(self, positions: int) -> bool:
-        """Whether the output gradients at these positions should be passed to `scale` before they are contracted."""
+        """Whether output gradients with this number of positions are passed to `PulledBackSink.scale` first."""
         return False
-
-    def scale(self, dy: Tensor, y: Tensor, by_unit: Callable[[Tensor], Tensor]) -> Tensor:
-        raise NotImplementedError
 
     def may_keep_factors(self) -> bool:
         """Whether the slot may store factors of the gradients instead of rows."""
@@ -149,8 +146,10 @@ class PulledBackSink(Sink):
         return views[:2]
 
     def may_scale(self, positions: int) -> bool:
-        """Whether the linear part of the pullback is applied to output gradients, at these positions, since it is less
-        work; decided by shapes and weights."""
+        """Whether to apply the linear part of the pullback to output gradients, because they have fewer numbers.
+
+        Shapes and weights decide, so all units are treated alike.
+        """
         if self.current.separate_views is not None or self.current.batched or not hasattr(self._func, "of_views"):
             return False
         few = self._args[0].dim() == 4 and self._args[0][0].numel() >= MANY_INPUTS * positions

@@ -52,15 +52,15 @@ class _Conv(torch.autograd.Function):
         stride, padding, dilation, groups = options
         arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
         one_row = len(x) == current.images  # per image, so that a unit's views can be stored consecutively
-        ctx.waits = bool(one_row and sinks[0] and sinks[0].waits_for_views and weight.dim() == 4 and groups == 1)
+        by_filter = bool(one_row and sinks[0] and weight.dim() == 4 and groups == 1)
+        ctx.waits = by_filter and sinks[0].waits_for_views
         x, weight = current.rounded(x), current.rounded(weight)
         if current.bf16 and x.device.type in MULTIPLIES_BF16 and x.dtype == torch.float32:
             y = torch.ops.aten.convolution(x.bfloat16(), weight.bfloat16(), None, *arguments).float()
             y = y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
         else:
             y = _pad_batch(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
-        plain = bool(one_row and sinks[0] and weight.dim() == 4 and groups == 1)
-        ctx.scales = plain and not ctx.waits and sinks[0].may_scale(y.shape[2:].numel())
+        ctx.scales = by_filter and not ctx.waits and sinks[0].may_scale(y.shape[2:].numel())
         saved = y.clone() if ctx.waits or ctx.scales else None  # the model may change its output in place
         ctx.save_for_backward(x, weight, None if saved is None else bias, saved)
         return y
