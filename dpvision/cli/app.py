@@ -188,6 +188,10 @@ Consented = Annotated[
         "Use these images although they have a ledger, because their owners have since consented to publication.",
     ),
 ]
+NO_TEST_SPLIT = (
+    "there is no test split, so no accuracy will be reported. Fix: add --test-share 0.2, or name the split of each "
+    "image (in a CSV file: a column `split` with train and test)."
+)
 CONSENT_FIX = "give only the public part, or add --consented if the owners of these images consented to publication"
 Device = Annotated[
     str,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dpvision.cli.app import (
+    NO_TEST_SPLIT,
     Channels,
     Classes,
     Columns,
@@ -297,6 +298,8 @@ def _show_findings(findings: dict[str, Any]) -> None:
         say(f"  persons in train: {findings['persons']:,}")
     for note in findings["notes"]:
         say(f"  note: {note}")
+    if "test" not in findings["counts"]:
+        say(f"  note: {NO_TEST_SPLIT}")
     for problem in findings["problems"]:
         say(f"  problem: {problem}")
     for broken in findings["broken"]:

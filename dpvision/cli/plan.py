@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dpvision.cli.app import DescribeDevice, Json, flag, like, option, verb_with_parts
+from dpvision.cli.app import NO_TEST_SPLIT, DescribeDevice, Json, flag, like, option, verb_with_parts
 from dpvision.cli.screen import as_json, duration, say, table
 from dpvision.errors import ConfigError
 from dpvision.settings.figures import describe, upper
@@ -510,10 +510,7 @@ def _notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accoun
     if prepared.config.unit == "image" and prepared.data.train.persons is not None:
         say("  note: the guarantee is for one image; a person with several images in this data is protected less.")
     if prepared.data.test is None:
-        say(
-            "  note: there is no test split, so no accuracy will be reported. Fix: add --test-share 0.2, or name the "
-            "split of each image (in a CSV file: a column `split` with train and test)."
-        )
+        say(f"  note: {NO_TEST_SPLIT}")
     for line in _account_notes(prepared, accounts):
         say(f"  {line}")
     for broken in prepared.data.broken:

@@ -113,8 +113,8 @@ def inspect_listing(listing: Listing, name: str, declared: facts.Declared, readi
             height, width, depth = decoded.sides
             person = decoded.person if item.person is None else item.person
             side = _side(split, share, decoded.digest, person)
-            for name in facts.split_cell(item.label)[0] if declared.task == "labels" else (item.label,):
-                counts[side][name] = counts[side].get(name, 0) + 1
+            for label in facts.split_cell(item.label)[0] if declared.task == "labels" else (item.label,):
+                counts[side][label] = counts[side].get(label, 0) + 1
             sizes[height, width] += 1
             channels[depth] += 1
             with_person, without_person = with_person + (person is not None), without_person + (person is None)

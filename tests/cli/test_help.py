@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +99,12 @@ def test_many_sizes_are_summarised() -> None:
         "2,256 different; smallest 100x101, largest 2354x2355 (height x width); most frequent: 300x400 "
     )
     assert len(text) < 200
+
+
+def test_a_refusal_proposes_the_command_with_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DPVISION_HOME", str(tmp_path))
+    assert call(["ledger", "digits", "--set-budget", "1"], monkeypatch) == 0
+    assert call(["train", "digits", "--epsilon", "3", "--dry-run"], monkeypatch) == 4
+    assert "`dpvision ledger digits --set-budget 3`" in capsys.readouterr().err

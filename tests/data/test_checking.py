@@ -30,6 +30,7 @@ def test_check_of_files(tmp_path: Path) -> None:
     cut = folder / "train" / "0" / "00000.png"
     cut.write_bytes(cut.read_bytes()[:-30])
     findings = check(folder, classes=["0", "1"])
+    assert findings.name == "f"
     assert findings.counts["train"] == {"0": 3, "1": 4, "2": 5}
     assert findings.sizes == {(6, 6): 20, (12, 9): 1} and findings.channels == {1: 20, 3: 1}
     assert {(b.path, b.reason) for b in findings.broken} == {

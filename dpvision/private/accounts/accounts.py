@@ -63,9 +63,11 @@ class Accounts:
             except (BudgetSpent, PrivacyError) as exc:
                 if ledger.fingerprint not in near:
                     raise
+                of_other = "with the data set of that account, `dpvision ledger ITS_DATA "
+                refusal = str(exc).replace("`dpvision ledger DATA ", of_other)
                 raise type(exc)(
                     f"account {ledger.account().id} has {describe_shares(near[ledger.fingerprint])}, so it must be "
-                    f"charged too, and it refuses: {exc} Or, if the owner of the data agrees to count these images "
+                    f"charged too, and it refuses: {refusal} Or, if the owner of the data agrees to count these images "
                     'separately, --new-account "the reason", which is stated on the card.'
                 ) from exc
 

@@ -113,7 +113,9 @@ def test_a_copy_of_spent_data_has_no_budget_of_its_own(
 ) -> None:
     spend(write(tmp_path / "data.npz", **digits(slice(0, 300))), tmp_path / "first")
     (own,) = ledgers(own_home)
-    with pytest.raises(BudgetSpent, match=r"so it must be charged too, and it refuses.*--new-account"):
+    with pytest.raises(
+        BudgetSpent, match=r"so it must be charged too, and it refuses.*ledger ITS_DATA --set-budget \d.*--new-account"
+    ):
         spend(source := copy(tmp_path), tmp_path / "second", COPY)
     assert len(ledgers(own_home)) == 1 and len(own.account().charges) == 1
     card = spend(source, tmp_path / "third", replace(COPY, epsilon=0.3))
