@@ -217,9 +217,9 @@ def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, conf
         "guaranteed": f"epsilon at most {most} at delta {finding.delta:g}, as on the card",
         "shown": f"epsilon at least {least} by this attack, with {sure}",
         "separation": f"mu {mu.mu:.4f} ({mu.low:.4f} to {mu.high:.4f}): distance between the mean scores of canaries "
-        f"in and out of the data, in standard deviations; {finding.claimed_mu:.4f} if the guarantee holds",
-        "whole curve": f"at epsilon {profile.epsilon:.3f}, the attack shows a delta of at least {profile.shown:.3g}, "
-        f"and the guarantee is {profile.claimed:.3g}",
+        f"in and out of the data, in standard deviations; at most {finding.claimed_mu:.4f} by the guarantee",
+        "whole curve": f"at epsilon {profile.epsilon:.3f}, the attack shows a delta of at least {profile.shown:.3g}; "
+        f"at most {profile.claimed:.3g} by the guarantee",
     }
     if f"{finding.epsilon:.4f}" != f"{proved:.4f}":
         shown["tested"] = (

@@ -77,6 +77,11 @@ def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
     if not path.exists():
         fix = Run(run).advise() if (run / "operator").is_dir() else "give the folder of a run"
         raise DataError(f"{path}: there is no released model here. Fix: {fix}.")
+    if path.suffix == ".onnx":
+        raise DataError(
+            f"{path}: is an ONNX graph, which other programs run. Fix: give the folder of the run, or a file written by "
+            "`dpvision export --to safetensors`."
+        )
     header = safetensors.read(path).header
     try:
         if header["format"] != "dpvision-weights-1":

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dpvision.cli.train import write_report
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, DataError
 from dpvision.models import MODELS, build
 from dpvision.models.tasks import Task
 from dpvision.private.training import train
@@ -66,6 +66,8 @@ def test_the_verb_writes_a_graph_with_its_card(run: Run, monkeypatch: pytest.Mon
     out = tmp_path / "model.onnx"
     words = ["export", str(run.folder), "--to", "onnx", "--out", str(out)]
     assert call(words, monkeypatch) == 0
+    with pytest.raises(DataError, match="is an ONNX graph, which other programs run. Fix: give the folder of the run"):
+        load_model(out)
     session = onnxruntime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
     content = session.get_modelmeta().custom_metadata_map
     assert json.loads(content["card"]) == json.loads((run.folder / "card.json").read_text())
