@@ -79,7 +79,7 @@ def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
         raise DataError(f"{path}: there is no released model here. Fix: {fix}.")
     if path.suffix == ".onnx":
         raise DataError(
-            f"{path}: is an ONNX graph, which other programs run. Fix: give the folder of the run, or a file written by "
+            f"{path}: is an ONNX graph, which other programs run. Fix: give the folder of the run, or a file of "
             "`dpvision export --to safetensors`."
         )
     header = safetensors.read(path).header

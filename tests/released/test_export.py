@@ -66,7 +66,7 @@ def test_the_verb_writes_a_graph_with_its_card(run: Run, monkeypatch: pytest.Mon
     out = tmp_path / "model.onnx"
     words = ["export", str(run.folder), "--to", "onnx", "--out", str(out)]
     assert call(words, monkeypatch) == 0
-    with pytest.raises(DataError, match="is an ONNX graph, which other programs run. Fix: give the folder of the run"):
+    with pytest.raises(DataError, match=r"is an ONNX graph, which other programs run\. Fix: give the folder"):
         load_model(out)
     session = onnxruntime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
     content = session.get_modelmeta().custom_metadata_map
