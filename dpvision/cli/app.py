@@ -152,6 +152,8 @@ Size = Annotated[tuple[int, int] | None, _data_setting("size", n_tokens=1, conve
 TestShare = Annotated[float | None, _data_setting("test_share")]
 Window = Annotated[str | None, _data_setting("window")]
 Columns = Annotated[str | None, _data_setting("columns")]
+Task = Annotated[str, _data_setting("task")]
+GroupColumn = Annotated[str | None, _data_setting("group")]
 Channels = Annotated[int | None, _data_setting("channels")]
 SkipBroken = Annotated[bool | None, _data_setting("skip_broken")]
 Json = Annotated[bool, flag("Output", "Print the result as one JSON object.", name="--json")]

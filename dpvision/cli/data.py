@@ -15,6 +15,7 @@ from dpvision.cli.app import (
     Json,
     Size,
     SkipBroken,
+    Task,
     TestShare,
     Window,
     flag,
@@ -45,6 +46,7 @@ def check(
     test_share: TestShare = None,
     window: Window = None,
     columns: Columns = None,
+    task: Task = "classes",
     json: Json = False,
 ) -> None:
     """Count the images of a data set and list broken files.
@@ -57,7 +59,13 @@ def check(
 
     with progress("reading images"):
         findings = find(
-            data, classes=class_list(classes), size=size, test_share=test_share, window=window, columns=columns
+            data,
+            classes=class_list(classes),
+            size=size,
+            test_share=test_share,
+            window=window,
+            columns=columns,
+            task=task,
         )
     if json:
         as_json(_findings_json(findings))
@@ -80,6 +88,7 @@ def pack(
     test_share: TestShare = None,
     window: Window = None,
     columns: Columns = None,
+    task: Task = "classes",
 ) -> None:
     """Pack a data set into a memory-mapped store, for data larger than memory.
 
@@ -99,6 +108,7 @@ def pack(
             test_share=test_share,
             window=window,
             columns=columns,
+            task=task,
             progress=packed,
         )
     copy_provenance(data, store)
@@ -173,6 +183,7 @@ def ledger(
     test_share: TestShare = None,
     window: Window = None,
     columns: Columns = None,
+    task: Task = "classes",
     json: Json = False,
 ) -> None:
     """Show how much of a data set's privacy budget all runs have spent.
@@ -195,9 +206,10 @@ def ledger(
             "test_share": test_share,
             "window": window,
             "columns": columns,
+            "task": task,
         }
         of_rows = holds_features(data)
-        train = (load_rows(data, classes=options["classes"]) if of_rows else load(data, **options)).train
+        train = (load_rows(data, classes=options["classes"], task=task) if of_rows else load(data, **options)).train
         fingerprint, _, digests = identify(train)
         accounts = choose(
             fingerprint, (overlap.sketch_rows if of_rows else overlap.sketch_images)(train.images, digests)

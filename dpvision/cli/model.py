@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dpvision.cli import screen
-from dpvision.cli.app import DataSet, Device, Json, Size, existing, flag, option, out_option, verb
-from dpvision.cli.train import describe_measures, find_account, write_report
+from dpvision.cli.app import DataSet, Device, GroupColumn, Json, Size, existing, flag, option, out_option, verb
+from dpvision.cli.train import describe_measures, find_account, show_groups, write_report
 from dpvision.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def evaluate(
     *,
     split: Annotated[Literal["test", "val", "train"], option("Data", "Split to test on.")] = "test",
     size: Size = None,
+    group: GroupColumn = None,
     keep: Annotated[bool, flag("Output", "Add the result to the report of the run (test split only).")] = False,
     examples: Annotated[
         int, option("Output", "With --keep: show this many correct and this many wrong TEST images in the report.")
@@ -118,7 +119,7 @@ def evaluate(
     Config(examples=examples)  # refuses a number out of range
     chosen = choose_device(device)
     with screen.progress("evaluating"):
-        result = measure(run, data, split=split, size=size, keep=keep, examples=examples, device=chosen)
+        result = measure(run, data, split=split, size=size, group=group, keep=keep, examples=examples, device=chosen)
     if keep:
         from dpvision.storage.run_folder import Run
 
@@ -139,6 +140,8 @@ def evaluate(
         ],
         rows,
     )
+    if result.get("groups"):
+        show_groups(result["groups"], result["class_names"])
     if result["warning"]:
         screen.say(f"WARNING: {result['warning']}")
 

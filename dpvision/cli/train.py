@@ -272,6 +272,8 @@ def show_result(run: Run, paths: list[Path]) -> None:
             f"test accuracy {accuracy['released_test_accuracy']:.2%}{which}; "
             f"{describe_measures(evaluation.summary(figures))}; {evaluation.describe_trivial(figures, classes)}"
         )
+    if figures and figures["groups"]:
+        show_groups(figures["groups"], classes)
     screen.say(sentence(card))
     say_total(card)
     screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
@@ -292,6 +294,17 @@ def say_total(card: Mapping[str, Any]) -> None:
     runs = "this run has" if account["charges"] == 1 else f"{account['charges']:,} runs have"
     left = lower(max(budget - spent, 0.0))
     screen.say(f"privacy budget of the data: {runs} spent epsilon {upper(spent)} of {budget:g}; about {left} is left")
+
+
+def show_groups(figures: dict[str, Any], classes: list[str]) -> None:
+    """Print recall and AUROC by group, and a warning if groups are hidden."""
+    from dpvision.released import groups
+
+    rows = groups.describe_cells(figures, classes)
+    if rows:
+        screen.grid(list(groups.HEAD), [[row[0] or groups.NOT_STATED, *row[1:]] for row in rows])
+    if figures["hidden"]:
+        screen.say(f"WARNING: {groups.WARNING}")
 
 
 def describe_measures(short: Mapping[str, Any] | None) -> str:

@@ -73,6 +73,8 @@ class Split:
     """(N,) int64 index of the person an image is of; the same person has the same index in every split."""
     originals: np.ndarray | None = None
     """(N, 32) uint8 digests of the images before they were resized or recoloured, or None if they are the originals."""
+    groups: np.ndarray | None = None
+    """(N,) names of the group of each image: of the test split alone, and only if a column of groups was asked for."""
 
     def __len__(self) -> int:
         return len(self.labels)

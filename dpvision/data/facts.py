@@ -34,20 +34,28 @@ MOST = {"classes": limits.CLASSES, "labels": limits.LABELS, "grades": limits.GRA
 """The least and the largest number of classes of each task."""
 SEPARATOR, UNSURE = "|", "?"
 """Between the labels in a cell, and before the name of one that is unknown: "edema|?pneumonia"."""
+RESERVED = ("path", "image", "images", "features", "label", "labels", "person", "persons", "split")
 COLUMN_ROLES = ("image", "label", "person", "split")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def declare(
-    *, classes: Classes = None, size: Size = None, channels: int | None = None, task: str = "classes"
+    *,
+    classes: Classes = None,
+    size: Size = None,
+    channels: int | None = None,
+    task: str = "classes",
+    group: str | None = None,
 ) -> Declared:
     """Return the declared facts; a Refusal if no data set can have them."""
     if task not in MOST:
         raise Refusal(f"cannot have the task {task!r}. Fix: use {', '.join(MOST)}.")
     names, sides = _declared_names(classes, task), _declared_size(size)
+    if group is not None and (not group.strip() or group.strip().lower() in RESERVED):
+        raise Refusal(f"cannot have groups in the column {group!r}. Fix: name a column such as sex, site or device.")
     if channels not in (None, 1, 3):
         raise Refusal(f"cannot have images with {channels!r} channels. Fix: use 1 for grey, 3 for colour.")
-    return Declared(names, isinstance(classes, int), sides, channels, task)
+    return Declared(names, isinstance(classes, int), sides, channels, task, group)
 
 
 def _declared_names(classes: Classes, task: str) -> tuple[str, ...] | None:
@@ -376,6 +384,8 @@ class Declared:
     """(height, width)."""
     channels: int | None
     task: str = "classes"
+    group: str | None = None
+    """The column of groups, which is only read if it is named here, and only for the test split."""
 
     @property
     def inferred(self) -> tuple[str, ...]:

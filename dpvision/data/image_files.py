@@ -75,6 +75,9 @@ def read_listing(
             else np.array([numbers[item.label] for item in part.items], dtype=np.int64),
             persons=persons.get(split),
             originals=np.frombuffer(b"".join(part.digests), np.uint8).reshape(-1, DIGEST),
+            groups=np.array([item.group for item in part.items], dtype=object)
+            if declared.group is not None and split == "test"
+            else None,
         )
         for split, part in parts.items()
     }

@@ -20,6 +20,7 @@ _SYSTEM_FILES = ("thumbs.db", "desktop.ini", "dicomdir")
 """Files that operating systems create. Names that start with a dot are ignored as well."""
 _MAX_DEPTH = 8
 """Maximum number of levels of folders below a folder of images to predict."""
+MAX_GROUP_LETTERS = 60
 _COLUMNS = ("path", "label", "person", "split")
 _HEADER_FIX = "Fix: start the file with the line path,label or path,label,person,split."
 LAYOUTS = (
@@ -123,6 +124,9 @@ def list_table(path: Path, declared: Declared) -> Listing:
     """
     rows = _read_rows(path)
     columns, of_labels = _parse_columns(next(rows, (1, []))[1], declared)
+    group = declared.group if declared.group in columns else None
+    if declared.group is not None and group is None:
+        raise Refusal(f"has no column {printable(declared.group)!r} of groups. Fix: name one of its columns (--group).")
     items: dict[str, list[Item]] = {}
     labels: dict[str, str] = {}
     seen: set[str] = set()
@@ -139,7 +143,7 @@ def list_table(path: Path, declared: Declared) -> Listing:
         seen.add(plain)
         if of_labels:
             values["label"] = join_cell({name: values[name] for name in of_labels}, where=f"line {number}")
-        items.setdefault(split, []).append(_parse_item(values, labels, number=number, task=declared.task))
+        items.setdefault(split, []).append(_parse_item(values, labels, number=number, declared=declared))
     train = items.get("train", [])
     ordered = {split: items[split] for split in SPLITS if split in items}
     root, share = os.path.realpath(path.parent), None if "split" in columns else 0.0
@@ -154,7 +158,8 @@ def names_in(cells: Iterable[str], task: str) -> frozenset[str]:
     return frozenset(name for cell in set(cells) for names in split_cell(cell) for name in names if name)
 
 
-def _parse_item(values: dict[str, str], labels: dict[str, str], *, number: int, task: str) -> Item:
+def _parse_item(values: dict[str, str], labels: dict[str, str], *, number: int, declared: Declared) -> Item:
+    task, group = declared.task, values.get(declared.group or "", "")
     label, person = values["label"].strip(), values.get("person")
     if not values["path"]:
         raise Refusal(f"line {number} has no path.")
@@ -166,13 +171,20 @@ def _parse_item(values: dict[str, str], labels: dict[str, str], *, number: int, 
     if person is not None and not person.strip():
         raise Refusal(f"line {number} has no person. Fix: name one on every line, or leave the column out.")
     # One string object per class, not one per line.
-    return Item(values["path"], labels.setdefault(label, label), None if person is None else person.strip())
+    person = None if person is None else person.strip()
+    return Item(values["path"], labels.setdefault(label, label), person, group_name(group))
+
+
+def group_name(value: object) -> str:
+    """Return the name of a group, shortened and printable; empty if it is not stated."""
+    return "" if value is None else printable(str(value).strip())[:MAX_GROUP_LETTERS]
 
 
 def _parse_columns(first: list[str], declared: Declared) -> tuple[list[str], tuple[str, ...]]:
     """Return the columns, and those of them that are labels."""
     names = (declared.names or ()) if declared.task == "labels" else ()
-    columns = [name.strip() if name.strip() in names else name.strip().lower() for name in first]
+    kept = (*names, declared.group)
+    columns = [name.strip() if name.strip() in kept else name.strip().lower() for name in first]
     of_labels = () if "label" in columns else names
     if missing := [name for name in of_labels if name not in columns]:
         raise Refusal(
@@ -184,7 +196,7 @@ def _parse_columns(first: list[str], declared: Declared) -> tuple[list[str], tup
         raise Refusal(f"has duplicate columns: {printable(','.join(columns))}.")
     if not {"path", *(() if of_labels else ("label",))} <= set(columns):
         raise Refusal(f"has no columns path and label; its first line is {printable(','.join(first))!r}. {_HEADER_FIX}")
-    unknown = [name for name in columns if name not in (*_COLUMNS, *of_labels)]
+    unknown = [name for name in columns if name not in (*_COLUMNS, *of_labels, declared.group)]
     if unknown:
         raise Refusal(f"has the unknown column {printable(unknown[0])!r}. {_HEADER_FIX}")
     return columns, of_labels
@@ -219,6 +231,7 @@ class Item:
     path: str
     label: str
     person: str | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True)

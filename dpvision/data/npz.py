@@ -7,6 +7,7 @@ each image.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +16,7 @@ import numpy as np
 from dpvision.data import facts, limits
 from dpvision.data.dataset import SPLITS, Dataset, Split, Unlabelled
 from dpvision.data.files import Refusal, file_length, name_errors, open_regular, printable
+from dpvision.data.listing import group_name
 from dpvision.data.npy_zip import ArrayHeader, Member, MemberStream, list_members, parse_header
 from dpvision.data.store import Destination, MemoryDestination
 
@@ -43,6 +45,7 @@ def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) 
             )
             for split in present
         }
+        splits = _with_groups(arrays, splits, declared)
     parts = splits["train"], splits.get("val"), splits.get("test")
     return Dataset(printable(path.stem), names, *parts, declared.inferred, task=declared.task)
 
@@ -95,6 +98,7 @@ def read_npz_rows(path: Path, declared: facts.Declared) -> Dataset:
             )
             for split in present
         }
+        splits = _with_groups(arrays, splits, declared)
     inferred = () if declared.names is not None else ("classes",)
     return Dataset(printable(path.stem), names, splits["train"], None, splits.get("test"), inferred, task=declared.task)
 
@@ -153,6 +157,18 @@ def _read_labels(
     return {split: facts.as_labels(arrays.whole(key), name=key) for split, key in keys.items()}, names
 
 
+def _with_groups(arrays: Arrays, splits: dict[str, Split], declared: facts.Declared) -> dict[str, Split]:
+    """Return the splits with the groups of the test split, from the array test_GROUP, if groups were asked for."""
+    if declared.group is None or "test" not in splits:
+        return splits
+    key, count = f"test_{declared.group}", len(splits["test"])
+    header = arrays.read_header(key)
+    if header is None or header.shape not in ((count,), (count, 1)) or header.dtype.kind not in "iuUSb":
+        raise Refusal(f"has no array {printable(key)} of groups, one for each test image. Fix: name another (--group).")
+    names = (v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in arrays.whole(key).reshape(-1))
+    return {**splits, "test": replace(splits["test"], groups=np.array([group_name(v) for v in names], dtype=object))}
+
+
 def _require_labels(arrays: Arrays, split: str, of: str, *, count: int, task: str) -> None:
     """Refuse a split without the labels of each of its records."""
     key = f"{split}_labels"
@@ -206,6 +222,12 @@ class Arrays:
             # Other arrays are never read, so they may have any type; so may features next to images.
             if _is_known(key) and not (of_images and key.endswith("features")):
                 self.headers[key] = self._read_header(MemberStream(file, member), member)
+
+    def read_header(self, key: str) -> ArrayHeader | None:
+        """Read the header of an array that is not read otherwise; None if there is no such array."""
+        if key not in self.headers and key in self._members:
+            self.headers[key] = self._read_header(MemberStream(self._file, self._members[key]), self._members[key])
+        return self.headers.get(key)
 
     @property
     def names(self) -> str:

@@ -46,6 +46,7 @@ def load(
     window: Window = None,
     columns: Columns = None,
     task: str = "classes",
+    group: str | None = None,
     rule: int = RULE,
 ) -> Dataset:
     """Read a data set, or raise a DataError that names the file, the reason and the fix.
@@ -67,10 +68,11 @@ def load(
 
     `task` is what labels are: one of the classes; several "labels" per image (in a table a list, text such as
     "edema|pneumonia", or a column for each declared label; in an .npz file (N, labels) with 1, 0, and -1 or NaN if
-    unknown); or one of the "grades", which are classes in order.
+    unknown); or one of the "grades", which are classes in order. `group` names a column (in an .npz file the array
+    test_GROUP) with the group of each image, which is read for the test split alone.
     """
     with name_errors(source):
-        declared = facts.declare(classes=classes, size=size, channels=channels, task=task)
+        declared = facts.declare(classes=classes, size=size, channels=channels, task=task, group=group)
         how = _How.of(test_share=test_share, window=window, columns=columns, rule=rule, skip_broken=skip_broken)
     return _read(source, declared, MemoryDestination(), how)
 
@@ -80,7 +82,7 @@ def holds_features(source: Source) -> bool:
     return detect_kind(source) == "npz" and has_features(Path(source))
 
 
-def load_rows(source: Source, *, classes: Classes = None, task: str = "classes") -> Dataset:
+def load_rows(source: Source, *, classes: Classes = None, task: str = "classes", group: str | None = None) -> Dataset:
     """Read an .npz file with train_features (N, d) and train_labels, and optionally test_*: rows, not images.
 
     A row is an "image" (1, d, 1) of float32, as estimators have it, but of any values: nothing is scaled. A row with
@@ -88,7 +90,7 @@ def load_rows(source: Source, *, classes: Classes = None, task: str = "classes")
     """
     path = Path(source)
     with name_errors(path):
-        declared = facts.declare(classes=classes, task=task)
+        declared = facts.declare(classes=classes, task=task, group=group)
         if detect_kind(source) != "npz":
             raise Refusal(
                 "is not an .npz file of features. Fix: write it with numpy.savez with train_features and train_labels."
@@ -221,6 +223,9 @@ def _read(
     if kind == "npz":
         dataset = read_npz(path, declared, destination=destination)
     else:
+        if declared.group is not None:
+            with name_errors(source):
+                raise Refusal("has no column of groups. Fix: leave --group out, or use the source that it is made of.")
         finished = _read_digits(declared) if kind == DIGITS else read_store(path, declared)
         with name_errors(source):
             dataset = _copy_images(finished, destination)
@@ -235,6 +240,8 @@ def list_files(
 ) -> tuple[Listing, str]:
     """Return the listing of a folder, a CSV file or a table, and the name of the data set."""
     with name_errors(path):
+        if declared.group is not None and kind in ("folder", "classes"):
+            raise Refusal("has no column of groups. Fix: leave --group out, or list the images in a CSV file.")
         if declared.task == "labels" and kind in ("folder", "classes"):
             raise Refusal(
                 "is a folder of classes, so each image has one label. Fix: list the images in a CSV file, with a "

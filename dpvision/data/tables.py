@@ -26,7 +26,7 @@ from dpvision.data import limits
 from dpvision.data.dataset import SPLITS
 from dpvision.data.facts import SEPARATOR, TEST_SHARE, Declared, join_cell, require_class_name, split_cell
 from dpvision.data.files import Refusal, open_inside, printable
-from dpvision.data.listing import Item, Listing, names_in
+from dpvision.data.listing import Item, Listing, group_name, names_in
 
 _USUAL = {
     "image": ("image", "img"),
@@ -136,6 +136,11 @@ def _open_table(
         names = (declared.names or ()) if declared.task == "labels" and "label" not in columns else ()
         if names and set(names) <= set(schema.names):
             table.of_labels = names  # each declared label has a column
+        table.group = declared.group
+        if table.group is not None and table.group not in schema.names:
+            raise Refusal(
+                f"has no column {printable(table.group)!r} of groups. Fix: name one of its columns (--group)."
+            )
         table.columns = _choose_columns(schema.names, columns, name, has_labels=bool(table.of_labels))
         table.names = {} if table.of_labels else _class_names(schema, table.columns["label"])
         table.require_image_column(schema.field(table.columns["image"]).type)
@@ -184,6 +189,7 @@ class _Table:
     names: dict[int, str]
     task: str = "classes"
     of_labels: tuple[str, ...] = ()  # the columns of labels, if each label has its own
+    group: str | None = None
     splits: list[str] | None = None
 
     def refusals(self) -> _Refusals:
@@ -232,12 +238,13 @@ class _Table:
         """Yield the rows in order, without their images."""
         labels = self._cells() if self.task == "labels" else self._column(self.columns["label"])
         persons = self._column(self.columns["person"]) if "person" in self.columns else [None] * len(labels)
+        groups = [None] * len(labels) if self.group is None else self._column(self.group)
         known: dict[Any, str] = {}
         for number, (label, person) in enumerate(zip(labels, persons, strict=True)):
             if isinstance(label, list | dict) or label not in known:
                 known[label] = label if self.task == "labels" else self._label(label, number)
             name = self._person(person, number) if "person" in self.columns else None
-            yield Item(f"{self.name}, row {number}", known[label], name)
+            yield Item(f"{self.name}, row {number}", known[label], name, group_name(groups[number]))
 
     def _cells(self) -> list[str]:
         """Return the labels of each row as a cell such as "edema|pneumonia"."""

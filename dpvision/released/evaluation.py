@@ -32,6 +32,7 @@ from dpvision.data import Split
 from dpvision.data.files import Refusal
 from dpvision.data.picture import SIGNATURE, require_valid_png
 from dpvision.errors import ConfigError, DataError
+from dpvision.released.groups import LEAST, measure_groups
 from dpvision.released.measures import BINS, MAX_CLASSES, MAX_PAIRS, Estimate, measure, wilson
 from dpvision.settings.training import TASKS
 from dpvision.storage.run_folder import Run, read_json, read_lines
@@ -63,6 +64,8 @@ def write(
     require_examples_possible(task.kind, examples)
     labels = np.asarray(split.labels, dtype=np.int64)
     figures = {"format": FORMAT, "weights_digest": weights, **measure(predictions, labels, task)}
+    if split.groups is not None:
+        figures["groups"] = measure_groups(predictions, labels, task, split.groups, split.persons)
     files.write(folder / FILE, json.dumps(figures, allow_nan=False) + "\n", mode=0o644)
     if not examples:
         (folder / EXAMPLES).unlink(missing_ok=True)
@@ -311,6 +314,7 @@ def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
     return {
         "task": task,
         "measures": None if content.get("measures") is None else _measures(content["measures"], classes, task),
+        "groups": None if content.get("groups") is None else _groups(content["groups"], classes, task),
         "images": images,
         "right": right,
         "classes": by_class,
@@ -335,6 +339,18 @@ def _measures(content: dict[str, Any], classes: int, task: str) -> dict[str, Any
         "average_precision": None if precisions is None else [None if p is None else _share(p) for p in precisions],
         "macro_average_precision": None if mean is None else _share(mean),
     }
+
+
+def _groups(content: dict[str, Any], classes: int, task: str) -> dict[str, Any]:
+    """Return the shown figures of groups (groups.py)."""
+    cells = []
+    sides = ("present", "absent") if task == "labels" else ("present",)
+    for cell in content["cells"]:
+        counts = {side: [_count(v) for v in cell[side]] for side in sides}
+        _require(all(len(pair) == 2 and pair[1] <= pair[0] and pair[0] >= LEAST for pair in counts.values()), "group")
+        _require(type(cell["group"]) is str and _count(cell["class"]) < classes, "group")
+        cells.append({"group": cell["group"], "class": cell["class"], **counts, "auroc": _estimate(cell["auroc"])})
+    return {"cells": cells, "hidden": bool(content["hidden"])}
 
 
 def _estimate(value: Any, *, lowest: int = 0) -> Estimate | None:

@@ -23,6 +23,7 @@ from dpvision.models.inputs import Inputs, to_tensor
 from dpvision.models.inputs import predict as predict_all
 from dpvision.models.tasks import Task
 from dpvision.released import evaluation
+from dpvision.released.groups import measure_groups
 from dpvision.released.measures import measure
 from dpvision.settings.training import HEAD_ON_FEATURES, TASKS
 from dpvision.storage import safetensors
@@ -54,9 +55,9 @@ class Model:
         """What the model answers about an image."""
         return Task(self.kind, len(self.classes))
 
-    def load(self, source: str, *, size: Any) -> Dataset:
+    def load(self, source: str, *, size: Any, group: str | None = None) -> Dataset:
         """Load labelled images, or rows of features, that fit the model and have its classes."""
-        asked: dict[str, Any] = {"classes": list(self.classes), "task": self.kind}
+        asked: dict[str, Any] = {"classes": list(self.classes), "task": self.kind, "group": group}
         if self.on_features:
             return load_rows(source, **asked)
         return load(source, size=size or self.shape[1:], channels=self.shape[0], **asked, **self.reading)
@@ -128,6 +129,7 @@ def evaluate(
     *,
     split: str,
     size: tuple[int, int] | None = None,
+    group: str | None = None,
     keep: bool = False,
     examples: int = 0,
     device: torch.device | str = "cpu",
@@ -140,9 +142,11 @@ def evaluate(
         raise ConfigError(
             f"{run}: --keep is for the test split of a run. Fix: use --split test, and give the folder of the run."
         )
+    if group is not None and split != "test":
+        raise ConfigError(f"--group is about the test split, not {split}. Fix: leave --split or --group out.")
     network = load_model(run, device=device)
     evaluation.require_examples_possible(network.kind, examples)
-    data = network.load(source, size=size)
+    data = network.load(source, size=size, group=group)
     chosen = data.require_split(split, source=source)
     _require_same_shape(source, chosen.images.shape, network)
     labels = np.asarray(chosen.labels)
@@ -175,7 +179,13 @@ def evaluate(
         "task": network.kind,
         "always": evaluation.describe_trivial(figures, network.classes),
         "warning": evaluation.warning(figures, network.classes),
+        "class_names": list(network.classes),
         "classes": evaluation.by_class(figures, network.classes),
+        **(
+            {}
+            if chosen.groups is None
+            else {"groups": measure_groups(predictions, labels, network.task, chosen.groups, chosen.persons)}
+        ),
     }
 
 

@@ -221,7 +221,7 @@ def centre_and_width(text: str) -> str:
 
 
 # The settings that decide how a data set is read, with the names of their arguments in `dpvision.data.load`.
-OF_READING = ("classes", "size", "channels", "skip_broken", "test_share", "window", "columns", "task")
+OF_READING = ("classes", "size", "channels", "skip_broken", "test_share", "window", "columns", "task", "group")
 
 
 def reading_options(config: Any) -> dict[str, Any]:

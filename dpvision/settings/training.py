@@ -125,6 +125,11 @@ class Config:
         help="What is asked about an image: one of several classes, several labels that may each apply or not, or a "
         "grade, one of several ordered classes.",
     )
+    group: str | None = setting(
+        None, group="Data", names_branch="never", on_card=False, shown="no groups",
+        help="Column with the group of each image (sex, site, device): recall and AUROC on the test split by group. "
+        "Never used in training.",
+    )
     n: int | None = setting(
         None, group="Data", above=0, shown="read from the data and treated as public",
         help="Number of training images (or persons), declared as a public number.",

@@ -67,6 +67,7 @@ SETTABLE = {
     "n",
     "classes",
     "task",
+    "group",
     "steps",
     "clip",
     "release",
@@ -139,7 +140,7 @@ def prepare(source: str, config: Config) -> PreparedHead:
             raise ConfigError(f"{name.replace('_', '-')}: does not apply to a head on features. Fix: leave it out.")
     find_device(config.device)  # refuses a missing device, although heads are computed on the CPU
     config = replace(config, device="cpu")
-    data = load_rows(source, classes=config.classes, task=config.task)
+    data = load_rows(source, classes=config.classes, task=config.task, group=config.group)
     require_persons(data, config.unit, source)
     read_off = (*data.inferred, "number of features", *(() if config.n else (f"number of {config.unit}s",)))
     complete = replace(config, head=config.head or "auto").complete(count_units(data.train, config.unit))

@@ -13,7 +13,7 @@ from dpvision.core import files
 from dpvision.core.account import Account
 from dpvision.core.events import Composed, Event, from_json
 from dpvision.errors import DataError
-from dpvision.released import evaluation
+from dpvision.released import evaluation, groups
 from dpvision.released.advice import advise
 from dpvision.released.evaluation import Point, summary
 from dpvision.released.folder import FinishedRelease
@@ -226,6 +226,7 @@ def _test_section(
         "accuracy": percent(overall["accuracy"]),
         "measures": tables.measures(overall),
         "method": wording.INTERVALS,
+        "groups": _groups_section(test, class_names),
         "calibration_error": percent(test["calibration_error"]),
         **as_markup({"calibration": drawing}),
         "classes": [
@@ -255,6 +256,14 @@ def _test_section(
             for x in examples
         ],
     }
+
+
+def _groups_section(test: dict[str, Any], class_names: list[str]) -> dict[str, Any] | None:
+    if not test.get("groups"):
+        return None
+    rows = groups.describe_cells(test["groups"], class_names)
+    shown = [(plain(name) or groups.NOT_STATED, *rest) for name, *rest in rows]
+    return {"head": groups.HEAD, "rows": shown, "warning": groups.WARNING if test["groups"]["hidden"] else None}
 
 
 def _or_none(value: float | None, show: Callable[[float], str]) -> str:

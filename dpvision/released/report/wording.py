@@ -155,6 +155,11 @@ def not_covered(
         "Test accuracy, confusions and calibration are computed on the test split, without noise. Epsilon covers the "
         "training data only: for anyone in both splits, these figures are not covered."
     ]
+    if config.group is not None:
+        lines.append(
+            "Recall and AUROC by group are computed on the test split, without noise, and the report names groups. "
+            "Figures about fewer than 20 persons (or images, if persons are not known) are hidden."
+        )
     if examples:
         lines.append("The report shows test images without noise. Epsilon does not cover the test split.")
     lines += [
