@@ -11,6 +11,7 @@ from tests.system.planted.bugs_of_devices import BUGS_OF_DEVICES
 from tests.system.planted.bugs_of_runs import BUGS_OF_RUNS
 
 GATE = "dpvision.core.gate"
+TASKS = "dpvision.models.tasks"
 STEPS, SUM, PASSES = (
     "dpvision.private.training.private_sum",
     "dpvision.private.engine.clipped_sum",
@@ -152,8 +153,7 @@ BUGS = (
     ),
     _bug(
         17, "classes taken from the data", "diffprivlib, dpmm; arXiv 2602.17454",
-        (ROWS, "return Rows(x, np.where(finite, numbers, -1), classes, units)",
-         "return Rows(x, np.where(finite, numbers, -1), int(numbers.max(initial=0)) + 1, units)"), by="replay heads",
+        (ROWS, "numbers, -1), classes, units)", "numbers, -1), int(numbers.max(initial=0)) + 1, units)"), by="replay heads",
     ),
     _bug(
         18, "the number of records used as public", "Synthcity; arXiv 2602.17454",
@@ -368,6 +368,20 @@ BUGS = (
         62, "logits adjusted by private class counts", "logit adjustment as it is used without privacy",
         ("dpvision.private.statistics.row_sums", "counts = floor_counts(add_noise(class_counts(rows)), n=n)",
          "add_noise(class_counts(rows))\n    counts = floor_counts(class_counts(rows).total, n=n)"), by="replay heads",
+    ),
+    _bug(
+        63, "a label masked for all images if one does not know it", "masks made for a whole batch",
+        (TASKS, "torch.where(targets >= 0, losses", "torch.where((targets >= 0).all(0), losses"), by="units apart: training",
+    ),
+    _bug(
+        63, "losses divided by the number of known labels in the batch", "the mean of a masked loss over a batch",
+        (TASKS, "torch.zeros_like(losses)).sum(1)", "torch.zeros_like(losses)).sum(1) / (targets >= 0).sum().clamp(min=1)"),
+        by="units apart: training",
+    ),
+    _bug(
+        63, "errors of a head divided by the number of known labels", "the mean of a masked loss over a batch",
+        ("dpvision.private.statistics.logistic", "return np.where(y >= 0, expit(scores) - y, 0.0)",
+         "return np.where(y >= 0, expit(scores) - y, 0.0) / max(1, (y >= 0).sum())"), by="units apart: rows",
     ),
     *BUGS_OF_RUNS,
     *BUGS_OF_DEVICES,

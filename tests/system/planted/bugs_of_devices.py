@@ -37,7 +37,7 @@ BUGS_OF_DEVICES = (
     ),
     _bug(
         51, "outputs read without a copy to the host", "device mixes (analogue)",
-        (INPUTS, "(torch.cat(parts).cpu().numpy() for parts", "(torch.cat(parts).numpy() for parts"),
+        (INPUTS, "[torch.cat(column).cpu().numpy() for column", "[torch.cat(column).numpy() for column"),
         by="runs on a device",
     ),
     _bug(
@@ -140,8 +140,8 @@ BUGS_OF_DEVICES = (
     ),
     _bug(
         58, "initial weights drawn by the device's generator", "torch.device as a context around a model",
-        (NETWORK, "model = build(config.model, self.shape, classes=self.classes, seed=config.seed)",
-         "with self.device:\n            model = build(config.model, self.shape, classes=self.classes, seed=config.seed)"),
+        (NETWORK, "model = build(config.model, self.shape, classes=self.task.outputs, seed=config.seed)",
+         "with self.device:\n            model = build(config.model, self.shape, classes=self.task.outputs, seed=config.seed)"),
         by="runs on a device",
     ),
     _bug(

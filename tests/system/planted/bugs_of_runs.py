@@ -274,7 +274,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         50, "trials scored on private validation images", "tuning on private data, not counted",
-        (TUNE, "Inputs(prepared.score))\n        run_folder", "Inputs(candidate.data.val or prepared.score))\n        run_folder"),
+        (TUNE, "Inputs(prepared.score), candidate", "Inputs(candidate.data.val or prepared.score), candidate"),
         by="held out, law of tuning",
     ),
 )  # fmt: skip

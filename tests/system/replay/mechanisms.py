@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -25,6 +26,7 @@ from dpvision.core.rows import Preparation, Rows
 from dpvision.core.sampling import MixtureSampler, Poisson, PoissonSampler
 from dpvision.data import Split
 from dpvision.models.inputs import Inputs
+from dpvision.models.tasks import Task
 from dpvision.private.engine import STYLES, ClippedSum
 from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.baselines import synthesise
@@ -107,19 +109,21 @@ class Training:
     clip: float = 0.5
     model: Callable[[], nn.Module] = network
     sigma: float = 2.0
+    task: str = "classes"
 
     def __call__(self, records: Records) -> Tensor:
         model = self.model()
+        # The network has CLASSES outputs, which are the thresholds of one grade more.
+        loss = Task(self.task, CLASSES + (self.task == "grades")).losses
         views = Views(classes=CLASSES, **self._views()) if self.views else None
         count = views.count if views else 1
         one_view = self.unit == "image" and count == 1
-        engine = ClippedSum(
-            model, each_loss, clip=STYLES[self.style](self.clip), physical=self.physical, one_view=one_view
-        )
+        engine = ClippedSum(model, loss, clip=STYLES[self.style](self.clip), physical=self.physical, one_view=one_view)
         sampler = PoissonSampler(self.batch, N, self.steps)
         event = sampler.event(self.sigma)
         private = PrivateSum(Gate(charged(event), KEY, sampler, name="b"), engine, views=count)
-        split = Split(records.x, records.labels, records.persons)
+        labels = several(records.labels) if self.task == "labels" else records.labels
+        split = Split(records.x, labels, records.persons)
         fetch = fetcher(split, self.unit, Inputs(split), views)
         for step in range(self.steps):
             weights = parameters_to_vector(trainable(model)).detach()
@@ -165,6 +169,12 @@ def one_layer() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(SMALL**2, CLASSES))
 
 
+def several(classes: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Labels for each class: all unknown, all on, some of each, and all off for the last class."""
+    patterns = np.array([[-1] * CLASSES, [1] * CLASSES, [1, 0, -1, 0, 1][:CLASSES], [0] * CLASSES], np.int8)
+    return patterns[classes]
+
+
 AUGMENT = ("crop", "flip")
 TRAININGS: dict[str, Training] = {
     "dp-sgd": Training(),
@@ -187,6 +197,12 @@ TRAININGS: dict[str, Training] = {
     "weight multiplicity, K 4": Training(assisted="weights", views={"augment": AUGMENT, "base": 4}),
     "persons": Training(unit="person", physical=4),
     "persons, 4 views": Training(unit="person", views={"augment": AUGMENT, "base": 4}),
+    "dp-sgd, labels": Training(task="labels", physical=3),
+    "dp-sgd, labels, linear": Training(task="labels", model=linear, clip=2.0),
+    "labels, 4 views": Training(task="labels", views={"augment": AUGMENT, "base": 2, "self_mix": 2}),
+    "labels of persons": Training(task="labels", unit="person", physical=4),
+    "dp-sgd, grades": Training(task="grades", physical=3),
+    "grades, mixed labels": Training(task="grades", views={"augment": ("flip",), "base": 2}),
 }
 
 # Rows
@@ -200,7 +216,8 @@ class HeadFit:
         with folder() as path:
             ledger, budget = Ledger(path, "ab" * 16), Budget(3.0, 1e-5)
             public = {"persons": records.persons, "classes": CLASSES, "n": N}
-            head = fit_head(records.x, records.labels, budget, **public, ledger=ledger, test_key="k", **self.settings)
+            labels = several(records.labels) if self.settings.get("task") == "labels" else records.labels
+            head = fit_head(records.x, labels, budget, **public, ledger=ledger, test_key="k", **self.settings)
         return {"weight": head.weight, "bias": head.bias, "centre": head.centre, "event": head.event, "n": head.n}
 
 
@@ -284,6 +301,12 @@ MECHANISMS: dict[str, Mechanism] = {
     **{n: Mechanism(t, **IMAGES, persons=t.unit == "person") for n, t in TRAININGS.items()},
     **RUNS,
     **{f"head: {n}": Mechanism(HeadFit(s), anywhere=True) for n, s in HEADS.items()},
+    **{
+        f"head: {n}, {task}": Mechanism(HeadFit({**HEADS[n], "task": task}), anywhere=True)
+        for n in ("gd, centred", "newton")
+        for task in ("labels", "grades")
+    },
+    "head of persons, labels": Mechanism(HeadFit({**HEADS["gd"], "task": "labels"}), anywhere=True, persons=True),
     **{f"baseline: {n}": Mechanism(Synthesis(s), anywhere=True) for n, s in BASELINES.items()},
     "moments": Mechanism(ReleasedMoments(), anywhere=True),
     "moments, public counts": Mechanism(ReleasedMoments((2,) * CLASSES), anywhere=True),
