@@ -68,9 +68,9 @@ def check(
             task=task,
         )
     if json:
-        as_json(_findings_json(findings))
+        as_json(_findings_json(findings, task))
     else:
-        _show_findings(_findings_json(findings))
+        _show_findings(_findings_json(findings, task))
     if findings.broken or findings.problems:
         sys.exit(3)
 
@@ -283,11 +283,12 @@ def _show_account(account: Account, charges: list[dict[str, Any]], *, file: Path
     say(f"file: {file}")
 
 
-def _findings_json(findings: Findings) -> dict[str, Any]:
+def _findings_json(findings: Findings, task: str) -> dict[str, Any]:
     """Return what `check` found, and the options that declare facts: without values, as these are of the data."""
     unit = "--unit person " if findings.persons else ""
     return {
         "name": findings.name,
+        "task": task,
         "counts": {split: dict(classes) for split, classes in findings.counts.items()},
         "sizes": {f"{h}x{w}": count for (h, w), count in findings.sizes.items()},
         "channels": {str(k): v for k, v in findings.channels.items()},
@@ -302,7 +303,8 @@ def _findings_json(findings: Findings) -> dict[str, Any]:
 def _show_findings(findings: dict[str, Any]) -> None:
     say(f"{findings['name']} (not protected by any noise, not for release)")
     for split, counts in findings["counts"].items():
-        say(f"  {split}: {sum(counts.values()):,} images, {len(counts)} classes")
+        what = "labels on images" if findings["task"] == "labels" else "images"
+        say(f"  {split}: {sum(counts.values()):,} {what}, {len(counts)} {findings['task']}")
         for name, count in counts.items():
             say(f"    {name}: {count:,}")
     say(f"  sizes: {_sizes(findings['sizes'])}")

@@ -370,10 +370,6 @@ BUGS = (
          "add_noise(class_counts(rows))\n    counts = floor_counts(class_counts(rows).total, n=n)"), by="replay heads",
     ),
     _bug(
-        63, "a label masked for all images if one does not know it", "masks made for a whole batch",
-        (TASKS, "torch.where(targets >= 0, losses", "torch.where((targets >= 0).all(0), losses"), by="units apart: training",
-    ),
-    _bug(
         63, "losses divided by the number of known labels in the batch", "the mean of a masked loss over a batch",
         (TASKS, "torch.zeros_like(losses)).sum(1)", "torch.zeros_like(losses)).sum(1) / (targets >= 0).sum().clamp(min=1)"),
         by="units apart: training",
