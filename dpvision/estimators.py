@@ -215,7 +215,13 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         given = self._given("objective", "n", "model", "lr", "steps", "batch", "clip", "budget")
         if self.device != "auto":
             given["device"] = self.device
-        return merge(recipe_of(self.recipe or "auto", epsilon=self.epsilon), given, source="PrivateImageClassifier")
+        config = merge(recipe_of(self.recipe or "auto", epsilon=self.epsilon), given, source="PrivateImageClassifier")
+        if config.task != "classes" or config.group is not None:
+            raise ConfigError(
+                "settings: the estimator has one class per image and no test split, so task and group do not apply. "
+                "Fix: use `dpvision train` with --task or --group."
+            )
+        return config
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
         check_is_fitted(self)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dpvision import __version__
 from dpvision.audit.gradient_plane import Concentration, Group, measure_concentration
 from dpvision.audit.hessian import PHYSICAL, Curvature, curvature, trainable
+from dpvision.audit.membership import require_classes
 from dpvision.audit.pictures import WARNING, plot_plane, plot_spectrum
 from dpvision.core import files
 from dpvision.data import Dataset, load
@@ -120,6 +121,7 @@ def _load_network(weights: Path, source: str, model: str | None) -> tuple[nn.Mod
         if model is not None and model != header.get("model", model):
             raise ConfigError(f"{weights}: its model is {header['model']}, not {model}. Fix: omit --model.")
         loaded = load_model(weights)
+        require_classes(loaded.kind)
         data = loaded.load(source, size=None)
         part = run_folder.Run(weights).config().part if weights.is_dir() else "all"
         return loaded.model, data, "head" if part == "centred-head" else part

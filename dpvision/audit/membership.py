@@ -79,11 +79,21 @@ def evaluate_attack(
     return Membership(auc, rates, by_class, len(inside), len(outside))
 
 
+def require_classes(task: str) -> None:
+    """Refuse models with several labels and graded models: these attacks compare the losses of classes."""
+    if task != "classes":
+        raise ConfigError(
+            f"this attack compares the losses of classes, but the model answers {task}. Fix: leave the data out, "
+            "for the audit with canaries."
+        )
+
+
 def attack_run(
     folder: Path, source: str, *, most: int = 10_000, device: torch.device | str = "cpu"
 ) -> tuple[Membership, dict[str, Floats]]:
     """Attack a run's model by loss threshold, training against test images; return the success and the scores."""
     model = load_model(folder, device=device)
+    require_classes(model.kind)
     data = model.load(source, size=None)
     if data.test is None:
         raise DataError(f"{source}: it has no test split, so there are no images to compare with.")

@@ -37,6 +37,7 @@ from dpvision.audit.membership import (
     evaluate_attack,
     lira_scores,
     logit_confidences,
+    require_classes,
     roc_curve,
     train_shadows,
 )
@@ -126,6 +127,7 @@ def plan_shadows(
         raise ConfigError(f"--shadows {count}: it must be an even number of at least {FEWEST}, such as 8.")
     config = State.config_of(safetensors.read(run.state).header, run.state)  # with the folders of public inputs
     config = config if device is None else replace(config, device=str(device))
+    require_classes(config.task)
     prepared = prepare(source, config, rule=rule_of(run.facts()))
     if prepared.fingerprint != run.facts().get("fingerprint"):
         raise DataError(
