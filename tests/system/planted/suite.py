@@ -6,7 +6,7 @@ links                  no two messages of any two ranks are sealed under the sam
 noise, keys            law, grid and streams of the noise; fresh keys
 sampler of ...         who takes part, at the rate that is charged
 blocks of releases     members and weights of rows in different blocks are drawn independently
-units apart ...        no unit changes what another contributes; any data, held out, fetched, declared, kept features, law of tuning,
+units apart ...        no unit changes what another contributes; any data, held out, fetched, declared, cached features, law of tuning,
                        branches, accounts, said: what whole runs look at and depend on (whole.py)
 accountant             never below what is certain; no sigma that exceeds the budget
 ledger, resume         what is charged stays charged, is on the disk first, and is counted by resumed runs
@@ -484,7 +484,7 @@ CHECKS: dict[str, Check] = {
     "held out": whole.held_out,
     "fetched": whole.fetched,
     "declared": whole.declared,
-    "kept features": whole.kept_features,
+    "cached features": whole.cached_features,
     "law of tuning": whole.law_of_tuning,
     "branches": whole.branches,
     "accounts": whole.accounts,

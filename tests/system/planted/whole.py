@@ -5,7 +5,7 @@ any data            given the noisy results, all that is public is the same for 
 held out            the test and validation splits move no sum and no released number but their own accuracy
 fetched             the images that reach a clipped sum are those of the training split, each unit whole
 declared            with declared facts, nothing of a plan depends on the data: size, labels, pixels or persons
-kept features       rows served from $DPVISION_HOME are those of the images at hand, in their order, whatever was kept there before
+cached features     rows served from $DPVISION_HOME are those of the images at hand, in their order, whatever was cached before
 law of tuning       the number of trials and the candidates follow the law that is charged; the best is released
 branches            every setting, and whatever else shapes a result, is in the name of its noise
 accounts            opened and charged with the budget and the unit that were asked for
@@ -263,7 +263,7 @@ def _of_head(head: str, path: Path) -> Config:
 # Cached features
 
 
-def kept_features(seed: int) -> list[str]:
+def cached_features(seed: int) -> list[str]:
     """A data set and the same images in another order, trained on and released one after the other in one home."""
     rng = np.random.default_rng(seed)
     labels = np.arange(16) % CLASSES
