@@ -30,6 +30,7 @@ from dpvision.audit.recording import patched
 from dpvision.estimators import PrivateImageClassifier, PrivateRelease
 from dpvision.private.features import public_map
 from dpvision.private.statistics import head_run, release
+from dpvision.private.statistics.baselines import synthesis
 from dpvision.private.training import train, tune
 from dpvision.private.training.stopping import Stopping
 from dpvision.public import dictionary
@@ -38,6 +39,7 @@ from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import with_changes
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder
+from tests.private.statistics.releases.small import FEW_STEPS
 from tests.system.replay.neighbours import Records
 
 CLASSES, SIDE, N = 4, 12, 12
@@ -66,13 +68,14 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def fewer_random_images() -> Iterator[None]:
-    """Make dictionaries and whitening fast."""
+    """Make dictionaries, whitening and the networks of published methods fast."""
     init: Any = dictionary.DictionarySettings.__init__
     few = {"images": 40, "patches": 2000}
     with ExitStack() as stack:
         short = lambda self, *shape, **more: init(self, *shape, **{**few, **more})  # noqa: E731
         stack.enter_context(patched(dictionary.DictionarySettings, "__init__", short))
         stack.enter_context(patched(public_map, "IMAGES", 100))
+        stack.enter_context(patched(synthesis, "METHODS", FEW_STEPS))
         yield
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpvision.private.features import public_map
+from dpvision.private.statistics.baselines.kernels import Hermite, Merf
+from dpvision.private.statistics.baselines.synthesis import METHODS
 from dpvision.private.statistics.release import make, prepare
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import Release, with_changes
 
 RANK = 20
 IMAGES = 200  # random images behind a map
+# Published methods whose networks are fitted to the noisy sums in a few steps: for tests of all but their accuracy.
+FEW_STEPS = METHODS | {"merf": partial(Merf, steps=20), "hermite": partial(Hermite, steps=20)}
 
 
 def small(recipe: str, **values: Any) -> Release:

@@ -26,7 +26,7 @@ from dpvision.storage.home import ledger_of
 from tests.private.statistics.releases.small import files, made, small
 from tests.system.runs.commands import write_data
 
-pytestmark = pytest.mark.usefixtures("small_home")
+pytestmark = pytest.mark.usefixtures("small_home", "few_steps")
 PUBLISHED = ("dp-merf", "dp-hp", "p3gm")
 RECIPES = ("moments", "class-schedule", "neuromix", "neuromix-hs", "dpmix", *PUBLISHED)
 

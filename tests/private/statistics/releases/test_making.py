@@ -28,7 +28,7 @@ from dpvision.settings.recipes import recipe as training_recipe
 from dpvision.storage.home import count_threads, ledger_of
 from tests.private.statistics.releases.small import files, made, small
 
-pytestmark = pytest.mark.usefixtures("small_home")
+pytestmark = pytest.mark.usefixtures("small_home", "few_steps")
 TRUE = np.bincount(load("digits").train.labels)
 
 
