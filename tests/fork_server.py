@@ -11,6 +11,7 @@ all states that a kill can leave on disk, but for half-written buffers, lie betw
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import traceback
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -110,17 +112,19 @@ class ForkServer:
         seconds: int | None = None,
         guard: bool = False,
         mount: tuple[Path, str] | None = None,
+        **more: str,
     ) -> Job:
         """A child that runs `call` with these words: by default the command line.
 
         `arena` is the folder whose changes are counted, for `die_at`, where the signal `die_by` is sent; `memory` and `file_size` are limits in bytes;
         so is `seconds`, of the processor; with `guard` a child that changes anything outside of the arena, starts a
         process, calls another machine or reads a pickle ends with ESCAPED. `mount` is a folder, and what is mounted there for this child alone: "ro" itself, read-only, or a tmpfs "64k".
+        `more` are further variables of its environment. It has the umask of this process.
         """
         self._count += 1
         place = Path(self._scratch.name) / str(self._count)
         place.mkdir()
-        environment = {"DPVISION_HOME": str(home)} | ({"DPVISION_TEST_KEY": key} if key else {})
+        environment = more | {"DPVISION_HOME": str(home)} | ({"DPVISION_TEST_KEY": key} if key else {})
         if guard:
             environment["DPVISION_OFFLINE"] = "1"  # a download is not an error, and its library starts processes
         request = {
@@ -136,6 +140,7 @@ class ForkServer:
             "file_size": file_size,
             "seconds": seconds,
             "guard": guard,
+            "umask": _umask(),
             "mount": None if mount is None else [str(mount[0]), mount[1]],
         }
         return Job(self._ask({"start": request}), place)
@@ -161,6 +166,20 @@ class ForkServer:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
+
+
+@cache
+def shared() -> ForkServer:
+    """The one server of this process of tests: it takes seconds to start, and ends with the process."""
+    server = ForkServer()
+    atexit.register(server.__exit__, None, None, None)
+    return server
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def read_output(job: Job) -> tuple[str, str]:
@@ -231,6 +250,7 @@ def _child(request: dict[str, Any]) -> None:
         os.environ.update(request["environment"])
         tempfile.tempdir = str(place)  # what is kept for the time of a reading
         os.chdir(request["cwd"])
+        os.umask(request["umask"])
         _limit(request)
         count, opened = _watch(request)
         module, name = request["call"].split(":")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_server import ForkServer
+from tests.fork_server import shared
 from tests.system.fuzz.campaign import Campaign
 
 
@@ -17,8 +17,7 @@ from tests.system.fuzz.campaign import Campaign
 def campaign() -> Iterator[Campaign]:
     """In a folder that stays where an input failed."""
     root = Path(tempfile.mkdtemp(prefix="dpvision-fuzz-"))
-    with ForkServer() as server:
-        made = Campaign(server, root)
-        yield made
-        if not made.faults.exists():
-            shutil.rmtree(root)
+    made = Campaign(shared(), root)
+    yield made
+    if not made.faults.exists():
+        shutil.rmtree(root)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.fork_server import ForkServer
+from tests.fork_server import ForkServer, shared
 from tests.system.kills.killing import Unbroken, unbroken
 from tests.system.kills.verbs import Verb, World, supplied
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    with ForkServer() as started:
-        yield started
+def server() -> ForkServer:
+    return shared()
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ BUGS_OF_RUNS = (
     _bug(
         42, "assistance computed from private images", "public-assisted training without public data",
         (ASSISTANT, "public = prepared.public.images", "public = prepared.data.train"),
-        by="replay whole runs, units apart: training",
+        by="replay assisted runs, units apart: training",
     ),
     _bug(
         43, "candidates in turn instead of at random", "grid search charged as a random one; Papernot and Steinke 2022",
@@ -261,7 +261,7 @@ BUGS_OF_RUNS = (
         (ASSISTANT, "state.weights, state.step, self._config,", "state.weights, state.step, replace(self._config, n=self._private),"),
         (ASSISTANT, "        public = prepared.public.images\n",
          "        public = prepared.public.images\n        self._private = len(prepared.data.train)\n"),
-        by="any data",
+        by="any data of assisted runs",
     ),
     _bug(
         50, "the account opened with ten times delta", "a budget that nobody asked for",

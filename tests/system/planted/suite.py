@@ -454,6 +454,7 @@ TRAINED = tuple(name for name in mechanisms.TRAININGS if name.startswith("dp-sgd
 OF_IMAGES = mechanisms.TRAININGS | mechanisms.TRAINED | mechanisms.OF_PERSONS
 # They take long, and what they do is in others too; all are in the long form (tests/system/replay/test_replay.py).
 LONG = ("dp-sgd, one at a time", "16 views, few at a time", "diff-mix, K 4", "train, the head and then all")
+ASSISTED = tuple(name for name in mechanisms.RUNS if "assisted" in name)
 VIEWS = ("4 views", "self-mix, K 4", "diff-mix, K 4")
 CHECKS: dict[str, Check] = {
     "static": _static,
@@ -477,10 +478,12 @@ CHECKS: dict[str, Check] = {
     "replay baselines": partial(_replay, _of("baseline: ")),
     "replay releases": partial(_replay, (*_of("moments"), *mechanisms.MIXTURES)),
     "replay train": partial(_replay, ("train", "train, the head and then all")),
-    "replay whole runs": partial(_replay, tuple(mechanisms.RUNS)),
+    "replay whole runs": partial(_replay, tuple(n for n in mechanisms.RUNS if n not in ASSISTED)),
+    "replay assisted runs": partial(_replay, ASSISTED),
     "units apart: training": partial(whole.units_apart, tuple(n for n in OF_IMAGES if n not in LONG)),
     "units apart: rows": partial(whole.units_apart, tuple(n for n in MECHANISMS if n not in OF_IMAGES)),
-    "any data": partial(whole.any_data, tuple(n for n in MECHANISMS if n not in LONG)),
+    "any data": partial(whole.any_data, tuple(n for n in MECHANISMS if n not in (*LONG, *ASSISTED))),
+    "any data of assisted runs": partial(whole.any_data, ASSISTED),
     "held out": whole.held_out,
     "fetched": whole.fetched,
     "declared": whole.declared,

@@ -123,13 +123,13 @@ def _without(outcome: Any, names: tuple[str, ...]) -> dict[str, Any]:
 # The units that are fetched
 
 FETCHED: dict[str, dict[str, Any]] = {
+    "persons": {"unit": "person"},
+    "persons with many images": {"unit": "person"},
     "images": {},
     "canaries": {"canaries": 30},
+    "persons, canaries": {"unit": "person", "canaries": 30},
     "assisted": {"assist": "dope", "public_batch": 6},
     "phases": {"model": "wrn-10-1", "probe_steps": 1},
-    "persons": {"unit": "person"},
-    "persons, canaries": {"unit": "person", "canaries": 30},
-    "persons with many images": {"unit": "person"},
 }
 MANY = 1100  # images of one of three persons: more than are fetched, and than pass, at a time
 

@@ -1,4 +1,4 @@
-"""Run the real command line in its own process."""
+"""Run the real command line in its own process: `start` a new one, `run` a fork of one that has imported everything."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
+from tests.fork_server import shared
 
 # One thread each: tests run side by side, and training here is tiny.
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -30,9 +32,9 @@ def run(
     *words: str | Path | float, home: Path, key: str | None = None, cwd: Path | None = None
 ) -> tuple[int, str, str]:
     """(exit code, output, errors)"""
-    process = start(*words, home=home, key=key, cwd=cwd)
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
+    own = ("DPVISION_TEST_KEY", "DPVISION_HOME")
+    more = {name: value for name, value in os.environ.items() if name.startswith("DPVISION_") and name not in own}
+    return shared().run(*words, home=home, key=key, cwd=cwd or Path.cwd(), **more)
 
 
 def write_data(path: Path, *, images: int = 200, seed: int = 0) -> Path:
