@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import resource
+import runpy
 import select
 import signal
 import subprocess
@@ -168,6 +169,34 @@ class ForkServer:
         return json.loads(self._process.stdout.readline())
 
 
+class Forked:
+    """A child of the shared server that is used like a subprocess.Popen."""
+
+    def __init__(self, *words: str | Path, home: Path, key: str | None, **more: str) -> None:
+        self._job = shared().start(*words, home=home, key=key, call="tests.fork_server:module", cwd=Path.cwd(), **more)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self._job.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        if self._ended(timeout) is None:
+            raise subprocess.TimeoutExpired("a fork", timeout)
+        return read_output(self._job)
+
+    def _ended(self, within: float) -> int | None:
+        if self.returncode is None:
+            self.returncode = shared().ended(self._job, within=within)
+        return self.returncode
+
+
 @cache
 def shared() -> ForkServer:
     """The one server of this process of tests: it takes seconds to start, and ends with the process."""
@@ -204,6 +233,12 @@ def command_line(*words: str) -> None:
 
     sys.argv = ["dpvision", *words]
     main()
+
+
+def module(name: str, *words: str) -> None:
+    """What `python -m name words` does."""
+    sys.argv = [name, *words]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def serve() -> None:

@@ -1,4 +1,7 @@
-"""Several ranks on this machine: each in its own process, connected by torchrun's variables."""
+"""Several ranks on this machine: each in its own process, connected by torchrun's variables.
+
+Processes are forks of one that has imported everything, but for modules of the stand-in, which must be imported first.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.fork_server import Forked
 from tests.system.runs.commands import QUIET
 
-Processes = list[subprocess.Popen[str]]
+Processes = Sequence[subprocess.Popen[str] | Forked]
 Result = tuple[int, str, str]  # exit code, output, errors
 
 
@@ -31,14 +35,16 @@ def start(
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     environment = {k: v for k, v in os.environ.items() if k != "DPVISION_TEST_KEY"} | QUIET | meeting
     environment |= {"DPVISION_TEST_KEY": key} if key else {}
-    processes = []
+    processes: list[subprocess.Popen[str] | Forked] = []
     for rank in range(ranks):
         odd = rank == ranks - 1
-        own = {"RANK": str(rank), "DPVISION_HOME": str(last_home if odd and last_home else home)}
-        command = [sys.executable, "-m", module, *map(str, last if odd and last else words)]
-        processes.append(
-            subprocess.Popen(command, env=environment | own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )
+        place, given = last_home if odd and last_home else home, last if odd and last else words
+        if module != "tests.standin":
+            processes.append(Forked(module, *given, home=place, key=key, RANK=str(rank), **meeting))
+            continue
+        own = {"RANK": str(rank), "DPVISION_HOME": str(place)}
+        command, pipe = [sys.executable, "-m", module, *map(str, given)], subprocess.PIPE
+        processes.append(subprocess.Popen(command, env=environment | own, text=True, stdout=pipe, stderr=pipe))
     return processes
 
 
