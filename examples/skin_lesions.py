@@ -6,7 +6,7 @@ HAM10000 has several images of most lesions. An image that appears twice is used
 refused. Everything else is what a hospital would type; each command is printed before it runs.
 
     python examples/skin_lesions.py                          digits: 12 seconds of one core
-    python examples/skin_lesions.py dermamnist.npz           2 minutes of processor time
+    python examples/skin_lesions.py dermamnist.npz           a few minutes on one core
     python examples/skin_lesions.py --out FOLDER             by default a new folder below the system's temporary one
 
 The data is public, so each run uses a new ledger in its folder. For real patients, there is one ledger for all runs.
