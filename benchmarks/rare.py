@@ -95,8 +95,8 @@ CASES = (
         for objective in OBJECTIVES
     ),
     *(
-        Case(f"{data}-{kind}", "release", 1.0, unit=unit)
-        for data in PERSONS
+        Case(f"{data}-{kind}", "release", epsilon, unit=unit)
+        for data, epsilon in (("digits", 1.0), ("digits", 3.0), ("mnist", 1.0))
         for kind, unit in (("persons", "image"), ("persons", "person"), ("one each", "image"))
     ),
     *(Case(DERMA, "release", 3.0, objective, seeds=3) for objective in OBJECTIVES),
