@@ -71,6 +71,9 @@ def test_a_method_without_a_balanced_form_is_refused_by_name(tmp_path: Path) -> 
     ledger = Ledger(tmp_path / "ledgers", "ab" * 16)
     with pytest.raises(ConfigError, match="objective: moments has no such setting"):
         fit_head(x, y, Budget(4.0, 1e-5), classes=2, ledger=ledger, method="moments", objective="balanced")
+    for task in ("labels", "grades"):  # whose counts would have a sensitivity above 1
+        with pytest.raises(ConfigError, match=f"task is '{task}'"):
+            fit_head(x, y, Budget(4.0, 1e-5), classes=2, ledger=ledger, task=task, objective="balanced")
     with pytest.raises(ConfigError, match="objective: recipe dp-merf does not use this setting"):
         small("dp-merf", objective="balanced")
     for given, name in (

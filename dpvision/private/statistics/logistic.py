@@ -108,6 +108,7 @@ class GradientDescent:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        require_classes(self)
 
     @property
     def releases(self) -> int:
@@ -144,6 +145,7 @@ class Newton:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        require_classes(self)
 
     @property
     def releases(self) -> int:
@@ -156,6 +158,15 @@ class Newton:
         direction = newton_direction(public, classes=rows.classes, ridge=self.ridge, task=self.task)
         offset = offset_of(self, rows, n=n, add_noise=add_noise)
         return descend(rows, self, rate=self.rate, n=n, add_noise=add_noise, offset=offset, direction=direction), None
+
+
+def require_classes(method: GradientDescent | Newton) -> None:
+    """Refuse balanced priors unless each row has one class: the counts of several labels have another sensitivity."""
+    if method.objective == "balanced" and method.task != "classes":
+        raise ConfigError(
+            f"objective is 'balanced', which is about the frequencies of classes, but task is {method.task!r}. Fix: "
+            "leave objective out."
+        )
 
 
 def offset_of(method: GradientDescent | Newton, rows: Rows, *, n: int, add_noise: AddNoise) -> Floats | float:
