@@ -68,29 +68,17 @@ def wilson(share: float, size: float) -> tuple[float, float]:
 
 def auroc(scores: Floats, present: Bools) -> tuple[float, Floats] | None:
     """Return the area under the ROC curve, and the influence of each image on it; None if all are on one side."""
+    from scipy.stats import rankdata
+    from sklearn.metrics import roc_auc_score
+
     inside, outside = scores[present], scores[~present]
     if not len(inside) or not len(outside):
         return None
-    ranks, influences = _rank(scores), np.empty(len(scores))
-    lowest = len(inside) * (len(inside) + 1) / 2  # the sum of ranks if all of them were below the others
-    value = float(ranks[present].sum() - lowest) / (len(inside) * len(outside))
-    influences[present] = ((ranks[present] - _rank(inside)) / len(outside) - value) / len(inside)
-    influences[~present] = (1 - (ranks[~present] - _rank(outside)) / len(inside) - value) / len(outside)
+    value = float(roc_auc_score(present, scores))
+    ranks, influences = rankdata(scores), np.empty(len(scores))
+    influences[present] = ((ranks[present] - rankdata(inside)) / len(outside) - value) / len(inside)
+    influences[~present] = (1 - (ranks[~present] - rankdata(outside)) / len(inside) - value) / len(outside)
     return value, influences
-
-
-def _rank(values: Floats) -> Floats:
-    """Return ranks from 1; equal values share the mean of their ranks."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[places])
-
-
-def average_precision(scores: Floats, present: Bools) -> float:
-    """Return the mean of the precision at each threshold, weighted by the recall that it adds."""
-    order = np.argsort(-scores, kind="stable")
-    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # equal scores share a threshold
-    hits = np.cumsum(present[order])[ends]
-    return float((np.diff(hits, prepend=0) / hits[-1] * hits / (ends + 1)).sum())
 
 
 def calibration(chances: Floats, right: Bools) -> dict[str, Any]:
@@ -191,6 +179,8 @@ def _balanced(questions: list[tuple[Bools, list[Bools]]]) -> Estimate | None:
 
 def _ranking(predictions: Predictions, labels: Ints, task: Task) -> dict[str, Any]:
     """Return AUROC and average precision of each class against all others, or of each label, and their means."""
+    from sklearn.metrics import average_precision_score
+
     empty = {"auroc": None, "average_precision": None, "macro_auroc": None, "macro_average_precision": None}
     if predictions.chances is None or not np.isfinite(predictions.chances).all():
         return empty
@@ -204,7 +194,7 @@ def _ranking(predictions: Predictions, labels: Ints, task: Task) -> dict[str, An
         area = auroc(scores, present)
         least = int(min(present.sum(), (~present).sum()))
         areas.append(None if area is None else interval(*area, least=least))
-        precisions.append(None if area is None else average_precision(scores, present))
+        precisions.append(None if area is None else float(average_precision_score(present, scores)))
         if area is not None:
             influences[known] += area[1]
             fewest.append(least)
@@ -221,6 +211,8 @@ def _ranking(predictions: Predictions, labels: Ints, task: Task) -> dict[str, An
 
 def _kappa(labels: Ints, answers: Ints, grades: int) -> Estimate | None:
     """Return Cohen's kappa with quadratic weights; None if it is not defined, as when all images have one grade."""
+    from sklearn.metrics import cohen_kappa_score
+
     places = np.arange(grades)
     weights = np.square(places[:, None] - places[None, :]).astype(np.float64)
     table = np.bincount(labels * grades + answers, minlength=grades * grades).reshape(grades, grades) / len(labels)
@@ -228,7 +220,7 @@ def _kappa(labels: Ints, answers: Ints, grades: int) -> Estimate | None:
     observed, expected = float((weights * table).sum()), float(rows @ weights @ columns)
     if expected <= 0:
         return None
-    value = 1 - observed / expected
+    value = float(cohen_kappa_score(labels, answers, labels=places, weights="quadratic"))
     slope = -weights / expected + observed / expected**2 * ((weights @ columns)[:, None] + (rows @ weights)[None, :])
     influence = slope - float((slope * table).sum())
     half = Z * math.sqrt(float((table * np.square(influence)).sum()) / len(labels))
