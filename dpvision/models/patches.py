@@ -4,14 +4,15 @@ For a patch p of an image, minus its mean, with a whitening W and a dictionary d
 
     r_k = d_k . W p / sqrt(1 + |W p|^2)               the appearance of the patch, nearly independent of its contrast
     phi = means of relu(r_k - b) and relu(-r_k - b)   over 3 x 3 windows of half the height and width
-    f   = sqrt(phi(x) + phi(mirror image of x)) - m   where m is the mean of the square root over random images
+    f   = sqrt(sum over views v of phi(v)) - m        where m is the mean of the square root over random images
 
-and f is scaled to norm 1. Because of the square root, the presence of a pattern counts more than its frequency. There
-is a patch at every pixel of images below 128 pixels, and at every s-th pixel in both directions of others, with s = the
-longer side / 64, rounded down: so large images take about the time of medium ones. There may be patches of several
-sizes, and a second layer, which uses patches of the downsampled maps relu(r_k - b) and relu(-r_k - b) of a small first
-dictionary. The features are a public function of one image: the code that computes the dictionary
-(public/dictionary.py) cannot import the code that reads private data.
+and f is scaled to norm 1. The views are the image and its mirror image, or what `symmetry` names. Because of the square
+root, the presence of a pattern counts more than its frequency. There is a patch at every pixel of images below 128
+pixels, and at every s-th pixel in both directions of others, with s = the longer side / 64, rounded down: so large
+images take about the time of medium ones. There may be patches of several sizes, and a second layer, which uses patches
+of the downsampled maps relu(r_k - b) and relu(-r_k - b) of a small first dictionary. The features are a public function
+of one image: the code that computes the dictionary (public/dictionary.py) cannot import the code that reads private
+data.
 """
 
 from __future__ import annotations
@@ -105,8 +106,16 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 class Patches(nn.Module):
     """Features of images (N, C, H, W) as rows of norm 1. `sizes` maps each patch size to its number of patches."""
 
-    def __init__(self, shape: tuple[int, int, int], sizes: Mapping[int, int], *, second: int = 0) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], sizes: Mapping[int, int], *, second: int = 0, symmetry: str = "mirror"
+    ) -> None:
         super().__init__()
+        if symmetry == "rotations" and shape[1] != shape[2]:
+            raise ConfigError(
+                f"symmetry is 'rotations': images of {shape[1]}x{shape[2]} are not square. Fix: use --size "
+                f"{min(shape[1:])}, or --symmetry mirror."
+            )
+        self.symmetry = symmetry
         self.banks = nn.ModuleList(Bank(shape, patch, count) for patch, count in sizes.items())
         self.first: Bank | None = Bank(shape, FIRST_PATCH, FIRST) if second else None
         self.second: Bank | None = None
@@ -120,24 +129,39 @@ class Patches(nn.Module):
         return F.normalize((torch.cat(self.bank_features(x), 1) - self.mean) * self.scale, dim=1)
 
     def bank_features(self, x: Tensor) -> list[Tensor]:
-        """Return sqrt(phi(x) + phi(mirror image of x)) for each bank."""
-        both = zip(self._bank_means(x), self._bank_means(x.flip(3)), strict=True)
-        return [(one + other).clamp(min=0).sqrt() for one, other in both]  # rounding may leave a negative number
+        """Return the square root of the sum of phi over all views, for each bank."""
+        of_views = zip(*(self._bank_means(view) for view in views_of(x, self.symmetry)), strict=True)
+        return [sum(each[1:], each[0]).clamp(min=0).sqrt() for each in of_views]  # rounding may leave a negative number
 
     def _bank_means(self, x: Tensor) -> list[Tensor]:
         means = [bank(x) for bank in self.banks]
         return means if self.first is None or self.second is None else [*means, self.second(self.first.maps(x))]
 
 
-def patches_linear(shape: tuple[int, int, int], classes: int, *, sizes: Mapping[int, int], second: int = 0) -> Featured:
+def views_of(x: Tensor, symmetry: str) -> list[Tensor]:
+    """Return the views (N, C, H, W) of images over which features are summed."""
+    turned = [x]
+    if symmetry == "rotations":
+        quarter = x.transpose(2, 3)
+        turned = [x, quarter.flip(2), x.flip(2, 3), quarter.flip(3)]
+    return [view for each in turned for view in ([each] if symmetry == "none" else [each, each.flip(3)])]
+
+
+def patches_linear(
+    shape: tuple[int, int, int], classes: int, *, sizes: Mapping[int, int], second: int = 0, symmetry: str = "mirror"
+) -> Featured:
     """Build a linear classifier on patch features, which may subtract their learned mean."""
-    features = Patches(shape, sizes, second=second)
+    features = Patches(shape, sizes, second=second, symmetry=symmetry)
     return Featured(features, centred_linear(features.width, classes))
 
 
 PATCHES = {
     "patches-256": partial(patches_linear, sizes={5: 256}),
+    "patches-256-plain": partial(patches_linear, sizes={5: 256}, symmetry="none"),
+    "patches-256-rotations": partial(patches_linear, sizes={5: 256}, symmetry="rotations"),
     "patches-1024": partial(patches_linear, sizes={5: 1024}),
+    "patches-1024-plain": partial(patches_linear, sizes={5: 1024}, symmetry="none"),
+    "patches-1024-rotations": partial(patches_linear, sizes={5: 1024}, symmetry="rotations"),
     "patches-scales": partial(patches_linear, sizes={4: 256, 5: 512, 6: 256}),
     "patches-two-layers": partial(patches_linear, sizes={5: 768}, second=256),
 }

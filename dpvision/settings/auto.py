@@ -41,6 +41,7 @@ ONE_SUM = 500
 _NOT_THE_METHOD = {
     "objective",
     "pretrained",
+    "symmetry",  # a fact about the images, which no public number states
     "seed",
     "device",
     "precision",

@@ -14,6 +14,7 @@ from dpvision.settings import auto, calibrate, gdp, meaning, quick
 from dpvision.settings.figures import describe, round_down
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import with_changes
+from dpvision.settings.symmetry import with_symmetry
 from dpvision.settings.training import HEAD_ON_FEATURES, Config
 
 # Default number of noisy sums of a head on features: the mean row, and then steps or one vector of class statistics.
@@ -227,7 +228,7 @@ def complete(config: Config, n: int) -> Config:
     if config.head is not None:
         return _complete_head(config, n)
     config = auto.fit(config, n)
-    model = _model_of(config, n)
+    model = with_symmetry(_model_of(config, n), config.symmetry)
     prior = config.prior or ("patches" if model.startswith("patches-") and not config.pretrained else None)
     batch = n if config.full_batch else default_batch(n) if config.batch is None else config.batch
     if batch > n:
@@ -276,6 +277,8 @@ def _require_small_delta(config: Config, n: int) -> None:
 def _complete_head(config: Config, n: int) -> Config:
     """Compute the settings of a head on features of `n` images; every image is in every noisy sum."""
     _require_small_delta(config, n)
+    if config.symmetry is not None:
+        raise ConfigError("symmetry: the rows are features already. Fix: leave --symmetry out.")
     head = config.head
     if config.task != "classes" and head in ("moments", "lda"):
         raise ConfigError(

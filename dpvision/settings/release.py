@@ -21,6 +21,7 @@ from dpvision.settings.setting import (
     size_pair,
     without_folders,
 )
+from dpvision.settings.symmetry import SYMMETRIES, with_symmetry
 
 if TYPE_CHECKING:
     from dpvision.core.sampling import MixtureSampler, Scheduled
@@ -85,6 +86,11 @@ class Release:
     encoder: str | None = setting(
         None, group="Model", shown="a downloaded network; else scatter-linear for grey images, patches-256 for colour",
         help="Encoder that computes the features: pixels, scatter-linear, patches-256, or a network with --weights.",
+    )
+    symmetry: str | None = setting(
+        None, group="Model", choices=SYMMETRIES, shown="that of the encoder: mirror for patches",
+        help="Average the features of an image over views with the same meaning: its mirror image, or also its "
+        "rotations by right angles, where orientation means nothing (skin, cells, satellites).",
     )
     weights: str | None = setting(
         None, group="Model", path=True, shown="those that `dpvision weights get` downloaded for the encoder",
@@ -243,6 +249,7 @@ class Release:
         if degree is None and self.is_sampled:
             degree = self._degree(n, rows, classes)
         encoder = self.encoder or ("scatter-linear" if channels == 1 else "patches-256")
+        encoder = with_symmetry(encoder, self.symmetry)
         rank = self.rank
         if rank is None:
             rank = self._rank(n) if self.weights is None and self.bound is None else 0

@@ -27,6 +27,7 @@ from dpvision.settings.setting import (
     without_folders,
     word_list,
 )
+from dpvision.settings.symmetry import SYMMETRIES
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ class Config:
     objective: str = setting(
         "accuracy", group="Model", choices=OBJECTIVES, names_branch="changed",
         help="What to aim for: accuracy on images like the private ones, or in the mean over all classes (balanced).",
+    )
+    symmetry: str | None = setting(
+        None, group="Model", names_branch="changed", choices=SYMMETRIES, shown="that of the model: mirror for patches",
+        help="Average the features of an image over views with the same meaning: its mirror image, or also its "
+        "rotations by right angles, where orientation means nothing (skin, cells, satellites).",
     )
     head: str | None = setting(
         None, group="Model", choices=HEADS, shown="auto for features: newton with --public, lda for very little data, "

@@ -10,12 +10,12 @@ from torch import Tensor
 from dpvision.errors import ConfigError
 from dpvision.models import build
 from dpvision.models.parts import Agreement, Centred
-from dpvision.models.patches import THRESHOLD, Bank, Patches
+from dpvision.models.patches import THRESHOLD, Bank, Patches, views_of
 
 
-def _patches(shape: tuple[int, int, int] = (2, 13, 15), *, second: int = 0) -> Patches:
+def _patches(shape: tuple[int, int, int] = (2, 13, 15), *, second: int = 0, symmetry: str = "mirror") -> Patches:
     torch.manual_seed(0)
-    patches = Patches(shape, {4: 3, 5: 2}, second=second)
+    patches = Patches(shape, {4: 3, 5: 2}, second=second, symmetry=symmetry)
     with torch.no_grad():
         for parameter in patches.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
@@ -84,3 +84,24 @@ def test_one_step_of_agreement_is_the_mean() -> None:
     with torch.no_grad():
         centred.centre.copy_(rows.mean(0))
     assert torch.allclose(centred(rows), F.normalize(rows - rows.mean(0), dim=1))
+
+
+@pytest.mark.parametrize(("symmetry", "views"), [("none", 1), ("mirror", 2), ("rotations", 8)])
+def test_views_of_a_symmetry_change_nothing(symmetry: str, views: int) -> None:
+    """Features are those of the formula over all views, and the same for each view of the image."""
+    patches, images = _patches((2, 13, 13), symmetry=symmetry), torch.rand(2, 2, 13, 13) * 2 - 1
+    turned = views_of(images, symmetry)
+    distinct = {view.numpy().tobytes() for view in turned}
+    assert len(turned) == len(distinct) == views
+    total = torch.stack([sum(_by_hand(patches, view[i]) for view in turned) for i in range(len(images))])
+    wanted = F.normalize((total.sqrt() - patches.mean.double()) * patches.scale.double(), dim=1)
+    assert torch.allclose(patches(images).double(), wanted, atol=1e-4)
+    for view in turned:
+        assert torch.allclose(patches(view.contiguous()), patches(images), atol=1e-5)
+    other = torch.rot90(images, 1, (2, 3)) if symmetry == "mirror" else images.flip(3)
+    assert torch.allclose(patches(other), patches(images), atol=1e-5) == (symmetry == "rotations")
+
+
+def test_rotations_need_square_images() -> None:
+    with pytest.raises(ConfigError, match="images of 16x18 are not square"):
+        build("patches-256-rotations", (3, 16, 18), classes=2, seed=0)

@@ -16,6 +16,7 @@ from dpvision.errors import ConfigError
 from dpvision.models import Featured, Shape, build
 from dpvision.models.featured import head_name
 from dpvision.settings import auto
+from dpvision.settings.symmetry import with_symmetry
 from dpvision.settings.training import Config
 from dpvision.storage import weights
 
@@ -42,7 +43,9 @@ def choose_recipe(config: Config, data: Dataset, units: int, device: torch.devic
         config,
         numbers,
         width=lambda model: width_of(model, numbers.shape),
-        seconds=lambda model: numbers.n * seconds_per_image(model, numbers.shape, device),
+        seconds=lambda model: (
+            numbers.n * seconds_per_image(with_symmetry(model, config.symmetry), numbers.shape, device)
+        ),
     )
     if encoder is not None and not resolved.pretrained:
         resolved = replace(resolved, pretrained=str(weights.find(encoder)))
