@@ -30,7 +30,7 @@ check: .venv/ready
 	$(BIN)/lint-imports --no-cache
 
 bench: .venv/ready
-	for b in accountant adaptive audit noise engine views first_learner train mix dry_run hierarchical mixing overlap precision priors public reading release release_measures scaling soak start; do $(BIN)/python -m benchmarks.$$b --quick --json || exit 1; done
+	for b in accountant adaptive audit board noise engine views first_learner train mix dry_run hierarchical mixing overlap precision priors public reading release release_measures scaling soak start; do $(BIN)/python -m benchmarks.$$b --quick --json || exit 1; done
 
 # The documentation as a site that needs no network: .site/index.html. A broken link or anchor is an error.
 docs: .venv/ready

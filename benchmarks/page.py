@@ -84,6 +84,13 @@ def page() -> str:
         "`patches` were chosen on training images of CIFAR-10 and validation images of DermaMNIST; no epsilon",
         "accounts for that choice. Minutes cover the training itself, not reading images or computing features.",
         "",
+        "## Accuracy at equal privacy",
+        "",
+        "`python -m benchmarks.board`: all tasks at once, next to goals and to what papers publish. A release of ours",
+        "is of features; those of the papers named in its line are of images.",
+        "",
+        *_markdown(next(t for t in tables(every["board"]) if t[0][0] == "task")),
+        "",
         "## Classifiers",
     ]
     for name, title in SECTIONS.items():

@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,11 +52,11 @@ class Releases:
         settings = {**self.settings, "epsilon": epsilon, "budget": 1e6, "seed": seed}
         return prepare(self.source, with_changes(release_recipe(recipe), settings))
 
-    def accuracy(self, recipe: str, epsilon: float, *, seeds: int = SEEDS) -> dict[str, list[float]]:
+    def accuracy(self, recipe: str, epsilon: float, *, seeds: Iterable[int] = range(SEEDS)) -> dict[str, list[float]]:
         prepared = self.prepared(recipe, epsilon)
         self.encoded = self.encoded or Encoded(prepared, _told, device=find_device(chosen_device()))
         measured: dict[str, list[float]] = {}
-        for seed in range(seeds):
+        for seed in seeds:
             with tempfile.TemporaryDirectory(dir=os.environ.get("DPVISION_SCRATCH")) as place:
                 card = make(
                     self.prepared(recipe, epsilon, seed),
@@ -125,12 +126,12 @@ class Benchmark:
         measured: list[Figure] = []
         began = time.monotonic()
         for epsilon in (1.0,) if quick else EPSILONS:
-            for name, values in data.accuracy("moments", epsilon, seeds=seeds).items():
+            for name, values in data.accuracy("moments", epsilon, seeds=range(seeds)).items():
                 low = 0.95 if epsilon == 1.0 else None
                 measured.append(self._figures(f"mnist, moments, {name.split()[-1]}, epsilon {epsilon:g}", values, low))
         for recipe, low in (("neuromix", 0.89), ("neuromix-hs", None), ("class-schedule", None)):
             for epsilon in (1.0,) if quick else (0.1, 1.0, 8.0):
-                values = data.accuracy(recipe, epsilon, seeds=seeds)[ROWS]
+                values = data.accuracy(recipe, epsilon, seeds=range(seeds))[ROWS]
                 least = low if epsilon == 1.0 else None
                 measured.append(self._figures(f"mnist, {recipe}, epsilon {epsilon:g}", values, least))
         if not quick:

@@ -76,8 +76,8 @@ class Done:
     machine: str
 
 
-def trained(cases: Iterable[Case], *, keep: bool) -> dict[Case, list[Done]]:
-    """Each case's trainings: those that are kept, and the others now."""
+def trained(cases: Iterable[Case], *, keep: bool, make: bool = True) -> dict[Case, list[Done]]:
+    """Each case's trainings: those that are kept and, with `make`, the others now."""
     measured: dict[Case, list[Done]] = {}
     scratch = os.environ.get("DPVISION_SCRATCH")
     with tempfile.TemporaryDirectory(dir=scratch) as place:
@@ -86,7 +86,7 @@ def trained(cases: Iterable[Case], *, keep: bool) -> dict[Case, list[Done]]:
         for number, case in enumerate(cases):
             old = _kept(case) if keep else {}
             for seed in range(case.seeds):
-                if seed not in old and at_hand():
+                if seed not in old and make and at_hand():
                     old[seed] = _train(case, seed, folder, folder / f"{number}-{seed}")
                     if keep:
                         with KEPT.open("a") as file:
@@ -94,16 +94,20 @@ def trained(cases: Iterable[Case], *, keep: bool) -> dict[Case, list[Done]]:
             if old:
                 measured[case] = [old[seed] for seed in sorted(old)]
             else:
-                print(f"left out: {case.title}: the shared data is not at hand", file=sys.stderr)
+                print(f"left out: {case.title}: not measured yet, or the shared data is not at hand", file=sys.stderr)
     return measured
 
 
-def _kept(case: Case) -> dict[int, Done]:
+def kept() -> list[Done]:
+    """All trainings and releases that are kept."""
     lines = KEPT.read_text().splitlines() if KEPT.exists() else []
-    every = [Done(**json.loads(line)) for line in lines]
+    return [Done(**json.loads(line)) for line in lines]
+
+
+def _kept(case: Case) -> dict[int, Done]:
     return {
         d.seed: d
-        for d in every
+        for d in kept()
         if d.title == case.title and d.seed < case.seeds and d.settings == named(case.config(d.seed))
     }
 

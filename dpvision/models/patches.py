@@ -44,14 +44,17 @@ class Bank(nn.Module):
 
     windows: Tensor
 
-    def __init__(self, shape: tuple[int, int, int], patch: int, count: int, *, rank: int | None = None) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], patch: int, count: int, *, rank: int | None = None, reduction: int = 1
+    ) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < 2 * patch or max(height, width) > MAX_SIDE:
+        if min(height, width) < 2 * patch * reduction or max(height, width) > MAX_SIDE:
             raise ConfigError(
-                f"patches need {2 * patch} to {MAX_SIDE:,} pixels per side, not {height}x{width}. Fix: resize the "
-                "image files with --size."
+                f"patches need {2 * patch * reduction} to {MAX_SIDE:,} pixels per side, not {height}x{width}. Fix: "
+                "resize the image files with --size."
             )
+        self.reduction, height, width = reduction, height // reduction, width // reduction
         self.patch, size = patch, channels * patch**2
         self.offset = nn.Parameter(torch.zeros(size))  # subtracted from each patch, in addition to its mean
         self.whitening = nn.Parameter(centre_rows(torch.eye(size))[: rank or size])  # W
@@ -63,7 +66,7 @@ class Bank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return phi as (mean |s| + mean s) / 2 and (mean |s| - mean s) / 2, where s = relu(r - b) - relu(-r - b)."""
-        patches, windows, means = self._patches(x), self.windows.T.contiguous(), []
+        patches, windows, means = self._patches(self.reduce(x)), self.windows.T.contiguous(), []
         for images in self._groups(patches):
             parts = []
             for part in self.dictionary.split(BLOCK):
@@ -72,6 +75,10 @@ class Bank(nn.Module):
                 parts += [mean_size + mean, mean_size - mean]
             means.append(torch.cat(parts, 1).flatten(1))
         return torch.cat(means) / 2
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """Return images or maps at the size at which this bank has patches: each pixel is a mean of several."""
+        return x if self.reduction == 1 else F.avg_pool2d(x, self.reduction)
 
     def maps(self, x: Tensor) -> Tensor:
         """Return relu(r - b) and relu(-r - b) as (N, 2 K, ...), at half the height and width."""
@@ -104,10 +111,19 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Patches(nn.Module):
-    """Features of images (N, C, H, W) as rows of norm 1. `sizes` maps each patch size to its number of patches."""
+    """Features of images (N, C, H, W) as rows of norm 1.
+
+    `sizes` maps each patch size to its number of patches; `halved` does so for patches of the image at half its size.
+    """
 
     def __init__(
-        self, shape: tuple[int, int, int], sizes: Mapping[int, int], *, second: int = 0, symmetry: str = "mirror"
+        self,
+        shape: tuple[int, int, int],
+        sizes: Mapping[int, int],
+        *,
+        halved: Mapping[int, int] | None = None,
+        second: int = 0,
+        symmetry: str = "mirror",
     ) -> None:
         super().__init__()
         if symmetry == "rotations" and shape[1] != shape[2]:
@@ -116,12 +132,13 @@ class Patches(nn.Module):
                 f"{min(shape[1:])}, or --symmetry mirror."
             )
         self.symmetry = symmetry
-        self.banks = nn.ModuleList(Bank(shape, patch, count) for patch, count in sizes.items())
+        coarse = [Bank(shape, patch, count, reduction=2) for patch, count in (halved or {}).items()]
+        self.banks = nn.ModuleList([*(Bank(shape, patch, count) for patch, count in sizes.items()), *coarse])
         self.first: Bank | None = Bank(shape, FIRST_PATCH, FIRST) if second else None
         self.second: Bank | None = None
         if self.first:
             self.second = Bank(self.first.shape_of_maps, SECOND_PATCH, second, rank=256)
-        self.width = 2 * WINDOWS**2 * (sum(sizes.values()) + second)
+        self.width = 2 * WINDOWS**2 * (sum(sizes.values()) + sum((halved or {}).values()) + second)
         self.mean = nn.Parameter(torch.zeros(self.width))
         self.scale = nn.Parameter(torch.ones(self.width))  # constant in each bank, so that all have the same weight
 
@@ -148,20 +165,30 @@ def views_of(x: Tensor, symmetry: str) -> list[Tensor]:
 
 
 def patches_linear(
-    shape: tuple[int, int, int], classes: int, *, sizes: Mapping[int, int], second: int = 0, symmetry: str = "mirror"
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    sizes: Mapping[int, int],
+    halved: Mapping[int, int] | None = None,
+    second: int = 0,
+    symmetry: str = "mirror",
 ) -> Featured:
     """Build a linear classifier on patch features, which may subtract their learned mean."""
-    features = Patches(shape, sizes, second=second, symmetry=symmetry)
+    features = Patches(shape, sizes, halved=halved, second=second, symmetry=symmetry)
     return Featured(features, centred_linear(features.width, classes))
 
 
+# Number of patches of 5 pixels in the image, and in the image at half its size.
+_BANKS = {"patches-256": (256, 0), "patches-1024": (1024, 0), "patches-pyramid": (512, 512), "patches-coarse": (0, 128)}
+_SUFFIXES = {"mirror": "", "none": "-plain", "rotations": "-rotations"}
 PATCHES = {
-    "patches-256": partial(patches_linear, sizes={5: 256}),
-    "patches-256-plain": partial(patches_linear, sizes={5: 256}, symmetry="none"),
-    "patches-256-rotations": partial(patches_linear, sizes={5: 256}, symmetry="rotations"),
-    "patches-1024": partial(patches_linear, sizes={5: 1024}),
-    "patches-1024-plain": partial(patches_linear, sizes={5: 1024}, symmetry="none"),
-    "patches-1024-rotations": partial(patches_linear, sizes={5: 1024}, symmetry="rotations"),
+    **{
+        name + suffix: partial(
+            patches_linear, sizes={5: fine} if fine else {}, halved={5: coarse} if coarse else {}, symmetry=symmetry
+        )
+        for name, (fine, coarse) in _BANKS.items()
+        for symmetry, suffix in _SUFFIXES.items()
+    },
     "patches-scales": partial(patches_linear, sizes={4: 256, 5: 512, 6: 256}),
     "patches-two-layers": partial(patches_linear, sizes={5: 768}, second=256),
 }

@@ -223,7 +223,7 @@ def _draw_patches(
     index, down, right = (torch.randint(limit, (settings.patches,), generator=rng) for limit in limits)
     patches = torch.empty(settings.patches, len(bank.offset))
     for batch, images in draw_images(settings, range(settings.images)):
-        maps, size = to_maps(images), bank.patch
+        maps, size = bank.reduce(to_maps(images)), bank.patch
         for number in ((index >= batch.start) & (index < batch.stop)).nonzero().flatten().tolist():
             i, a, b = int(index[number]) - batch.start, *(bank.stride * int(at[number]) for at in (down, right))
             patches[number] = maps[i, :, a : a + size, b : b + size].flatten()

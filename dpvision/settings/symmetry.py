@@ -14,9 +14,10 @@ from __future__ import annotations
 from dpvision.errors import ConfigError
 
 SYMMETRIES = ("none", "mirror", "rotations")
-_PATCHES = {"none": "patches-{0}-plain", "mirror": "patches-{0}", "rotations": "patches-{0}-rotations"}
+_PATCHES = {"none": "{0}-plain", "mirror": "{0}", "rotations": "{0}-rotations"}
+_OF_PATCHES = ("patches-256", "patches-1024", "patches-pyramid", "patches-coarse")
 FAMILIES: tuple[dict[str, str], ...] = (
-    *({symmetry: name.format(count) for symmetry, name in _PATCHES.items()} for count in (256, 1024)),
+    *({symmetry: name.format(base) for symmetry, name in _PATCHES.items()} for base in _OF_PATCHES),
     {"none": "scatter-linear", "mirror": "scatter-linear-mirrored"},
     {"none": "scatter-linear-centred", "mirror": "scatter-linear-mirrored-centred"},
     {"none": "scatter-cnn", "mirror": "scatter-cnn-mirrored"},

@@ -105,3 +105,14 @@ def test_views_of_a_symmetry_change_nothing(symmetry: str, views: int) -> None:
 def test_rotations_need_square_images() -> None:
     with pytest.raises(ConfigError, match="images of 16x18 are not square"):
         build("patches-256-rotations", (3, 16, 18), classes=2, seed=0)
+
+
+def test_coarse_patches_are_patches_of_the_image_at_half_its_size() -> None:
+    fine, coarse = Bank((2, 10, 11), 4, 3), Bank((2, 20, 23), 4, 3, reduction=2)
+    coarse.load_state_dict(fine.state_dict())
+    images = torch.rand(2, 2, 20, 23)
+    assert torch.equal(coarse(images), fine(F.avg_pool2d(images, 2))) and coarse.positions == fine.positions
+    patches = Patches((2, 20, 23), {5: 4}, halved={5: 3})
+    assert patches(images).shape == (2, patches.width) == (2, 2 * 9 * 7)
+    with pytest.raises(ConfigError, match="20 to 1,024 pixels per side, not 18x30"):
+        Patches((2, 18, 30), {}, halved={5: 3})
