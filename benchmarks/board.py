@@ -62,20 +62,23 @@ def _tasks() -> tuple[Task, ...]:
         (3.0, 0.775, 0.800, phases),
         (8.0, 0.800, 0.853, phases),
     )
-    skin = ((1.0, 0.712), (4.0, 0.737), (7.42, 0.750))
-    turned = (*last, ("symmetry", "rotations"))
+    # On held-out training images, few coarse patches are better at epsilon 1, and both sizes at 4 and above.
+    coarse, both = "patches-coarse", "patches-pyramid"
+    skin = ((1.0, coarse, 0.712), (4.0, both, 0.737), (7.42, both, 0.750))
     made = "images of {}, on which a classifier is trained"
     return (
         *(Task(Case("cifar10", "patches", e, seeds=3, settings=last), *rest) for e, *rest in cifar),
-        *(
-            Task(Case("dermamnist", "patches", e, seeds=5, settings=turned, name="patches, rotations"), p, p, phases)
-            for e, p in skin
-        ),
+        *(Task(_turned(e, model), published, published, phases) for e, model, published in skin),
         Task(_release("mnist", 1.0), 0.980, 0.973, made.format("FETA-Pro")),
         Task(_release("fashion_mnist", 1.0), 0.870, 0.834, made.format("FETA-Pro")),
         Task(_release("cifar10", 1.0), 0.680, 0.351, made.format("DP-FETA")),
         Task(_release("cifar10", 10.0), 0.730),
     )
+
+
+def _turned(epsilon: float, model: str, **more: Any) -> Case:
+    settings = (("release", "last"), ("model", model), ("symmetry", "rotations"))
+    return Case("dermamnist", "patches", epsilon, name=f"{model}, rotations", settings=settings, **{"seeds": 5, **more})
 
 
 def _release(data: str, epsilon: float, **settings: Any) -> Case:
@@ -87,15 +90,9 @@ SHAPES = {"mnist": (60_000, 10, 1), "fashion_mnist": (60_000, 10, 1), "cifar10":
 TASKS = _tasks()
 # From nothing in less than 5 minutes, with limits a little below what was measured.
 QUICK = (
-    Task(
-        Case(
-            "dermamnist", "patches", 4.0, seeds=1, least=0.70, name="patches-256, rotations",
-            settings=(("release", "last"), ("model", "patches-256"), ("symmetry", "rotations")),
-        ),
-        0.737,
-    ),
+    Task(_turned(1.0, "patches-coarse", seeds=1, least=0.66), 0.712),
     Task(replace(_release("mnist", 1.0), seeds=1, least=0.965), 0.980),
-)  # fmt: skip
+)
 
 
 def released(cases: Iterable[Case], *, keep: bool, make: bool) -> dict[Case, list[Done]]:
@@ -171,6 +168,10 @@ class Board:
         of_training = [t.case for t in self.tasks if not t.released]
         of_release = [t.case for t in self.tasks if t.released]
         self.found = trained(of_training, keep=not quick, make=make) | released(of_release, keep=not quick, make=make)
+        if not make:  # runs of the same title by earlier code, which the table dates
+            for case in of_training:
+                if case not in self.found and (earlier := [d for d in kept() if d.title == case.title]):
+                    self.found[case] = earlier[-case.seeds :]
         self.tasks = tuple(t for t in self.tasks if t.case in self.found)
         if not quick:
             draw([(t.case, t.released, t.paper, self._each(t)) for t in self.tasks], PICTURE)
@@ -189,8 +190,8 @@ class Board:
     def table(self) -> str:
         """Each task: ours, the goal and whether it is reached, and what a paper publishes and releases."""
         rows = [
-            "| task | kind | epsilon | ours | worst | runs | minutes | goal | reached | published | by |",
-            "|---|---|---|---|---|---|---|---|---|---|---|",
+            "| task | kind | epsilon | ours | worst | runs | minutes | day | goal | reached | published | by |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         for task in self.tasks:
             each, done = self._each(task), self.found[task.case]
@@ -201,7 +202,7 @@ class Board:
             paper = "" if task.paper is None else f"{task.paper:.1%}"
             rows.append(
                 f"| {task.case.data} | {kind} | {task.case.epsilon:g} | {mean:.1%} | {min(each):.1%} | {len(each)} | "
-                f"{minutes:.1f} | {task.goal:.1%} | {reached} | {paper} | {task.source} |"
+                f"{minutes:.1f} | {max(d.day for d in done)} | {task.goal:.1%} | {reached} | {paper} | {task.source} |"
             )
         return "\n".join([*rows, "", f"![accuracy against epsilon]({PICTURE.name})"])
 

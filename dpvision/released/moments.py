@@ -10,7 +10,12 @@ Rows are drawn from one Gaussian per class, with a shared covariance:
 
     mean_k = sums_k / counts_k
     S      = second / n - sum_k p_k mean_k mean_k^T + the known variance that noise adds to the means, times I
-    row    ~ N( m_k, S+ )    k drawn from p; S+ is S with negative eigenvalues set to 0, plus the noise floor
+    row    ~ N( m_k, S+ )    k drawn from p; S+ is S without what noise does to its eigenvalues, plus a small floor
+
+The noise of S is a symmetric Gaussian matrix with variance v / d in each number. It turns the eigenvectors and spreads
+the eigenvalues; the best eigenvalue for the noisy eigenvector of the noisy eigenvalue l is, for large d,
+
+    l - 2 v h(l),    h(l) = mean over all eigenvalues l_j of 1 / (l - l_j)        (Bun, Allez, Bouchaud, Potters 2016)
 
 Noise inflates the norms of the means. In the metric of S it adds v_k tr(S^-1) to their squared distance from the
 overall mean, where v_k is its known variance, so m_k is shrunk towards the overall mean by a factor of
@@ -33,8 +38,8 @@ Floats = NDArray[np.float64]
 MIN_RIDGE = 1e-6
 # Class counts are raised to at least this fraction of n / classes: a noisy count may be near or below 0.
 MIN_OF_EQUAL = 0.1
-# The noise floor of drawn rows, in units of the largest eigenvalue of the noise alone.
-RIDGE = 0.3
+# What is added to all eigenvalues of S, in units of the root of v.
+FLOOR = 0.06
 
 
 def without_noise_floor(
@@ -49,6 +54,22 @@ def without_noise_floor(
     values, vectors = np.linalg.eigh(noisy)
     floor = ridge * math.sqrt(2.0 * len(noisy)) * noise
     return np.maximum(values, 0.0) + floor + least, vectors
+
+
+def without_noise(noisy: Floats, *, noise: float) -> tuple[Floats, Floats]:
+    """Return the best eigenvalues for the eigenvectors of a noisy second moment, and these eigenvectors.
+
+    `noise` is the standard deviation on the diagonal, and 1/sqrt(2) of it off the diagonal. Without noise nothing but
+    MIN_RIDGE is added.
+    """
+    values, vectors = np.linalg.eigh(noisy)
+    d, width = len(noisy), noise * math.sqrt(len(noisy) / 2)  # the root of v
+    if width > 0:
+        gaps = values[:, None] - values
+        smooth = width / math.sqrt(d)  # about the distance of neighbours, so that no gap is too small
+        values = values - 2 * width**2 * (gaps / (gaps**2 + smooth**2)).mean(axis=1)
+    rising = np.maximum.accumulate(np.maximum(values, 0.0))
+    return rising + FLOOR * width + MIN_RIDGE, vectors
 
 
 def inverse(noisy: Floats, *, noise: float, ridge: float, least: float = MIN_RIDGE) -> Floats:
@@ -119,7 +140,7 @@ class ClassMoments:
         """The eigenvalues and eigenvectors of S+."""
         inside = within_classes(self.second / self.n, class_means(self.sums, self.sizes), self.shares)
         inside += np.eye(len(inside)) * float(self.shares @ (self.noise_of_sums / self.sizes) ** 2)
-        return without_noise_floor(inside, noise=self.noise_of_second / self.n, ridge=RIDGE)
+        return without_noise(inside, noise=self.noise_of_second / self.n)
 
     @cached_property
     def means(self) -> Floats:

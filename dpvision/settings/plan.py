@@ -228,7 +228,7 @@ def complete(config: Config, n: int) -> Config:
     if config.head is not None:
         return _complete_head(config, n)
     config = auto.fit(config, n)
-    model = with_symmetry(_model_of(config, n), config.symmetry)
+    model = _model_of(config, n)
     prior = config.prior or ("patches" if model.startswith("patches-") and not config.pretrained else None)
     batch = n if config.full_batch else default_batch(n) if config.batch is None else config.batch
     if batch > n:
@@ -263,7 +263,9 @@ def complete(config: Config, n: int) -> Config:
 
 
 def _model_of(config: Config, n: int) -> str:
-    return config.model or ("patches-1024" if config.prior or config.recipe == "patches" else default_model(n))
+    """Return the model that was chosen, or else that of the recipe, with the symmetry that was chosen."""
+    model = config.model or ("patches-1024" if config.prior or config.recipe == "patches" else default_model(n))
+    return with_symmetry(model, config.symmetry)
 
 
 def _require_small_delta(config: Config, n: int) -> None:

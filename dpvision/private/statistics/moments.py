@@ -27,8 +27,8 @@ from dpvision.errors import ConfigError
 from dpvision.private.statistics.mechanism import AT_A_TIME, CLASS_NUMBERS, Description, Output, release_name
 from dpvision.private.statistics.row_sums import class_statistics, split_statistics
 from dpvision.released.folder import Block
-from dpvision.released.learners import DiscriminantLearner, fit_moments
-from dpvision.released.moments import RIDGE, ClassMoments
+from dpvision.released.learners import DiscriminantLearner
+from dpvision.released.moments import ClassMoments, discriminant
 from dpvision.settings.release import Release
 
 
@@ -106,18 +106,13 @@ def is_balanced(config: Release) -> bool:
 
 
 def fit_discriminant(moments: ClassMoments, *, balanced: bool = False) -> DiscriminantLearner:
-    """Fit the linear discriminant to noisy moments in closed form, without rows."""
-    learner = fit_moments(
-        moments.sums,
-        moments.sizes,
-        moments.second,
-        n=moments.n,
-        noise_sums=moments.noise_of_sums,
-        noise_moment=moments.noise_of_second,
-        ridge=RIDGE,
-        balanced=balanced,
-    )
-    assert isinstance(learner, DiscriminantLearner)
+    """Fit the linear discriminant of the Gaussians from which rows are drawn, without rows."""
+    values, vectors = moments.spread
+    shares = np.full_like(moments.shares, 1 / len(moments.shares)) if balanced else moments.shares
+    learner = DiscriminantLearner(classes=len(shares))
+    inverted = vectors / values @ vectors.T
+    learner.weight_, learner.bias_ = discriminant(moments.means, shares, inverted, noise=0.0)
+    learner.classes_, learner.n_features_in_ = np.arange(len(shares)), len(moments.sums)
     return learner
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpvision.released.moments import MIN_RIDGE, ClassMoments, class_means
+from dpvision.released.moments import FLOOR, MIN_RIDGE, ClassMoments, class_means, without_noise
 from tests.private.statistics.releases.charged import CLASSES, WIDTH, data, rows_of
 
 DRAWN = 60_000
@@ -82,3 +82,18 @@ def test_coins_are_public() -> None:
     moments = _exact(rows_of(*data()).x, data()[1])
     one, two, other = (moments.draw(50, np.random.default_rng(seed))[0] for seed in (1, 1, 2))
     assert np.array_equal(one, two) and not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.03, 0.3])
+def test_eigenvalues_without_what_noise_did_to_them(noise: float) -> None:
+    """They are about the variance of the truth along each noisy eigenvector; positive parts alone are far from it."""
+    rng = np.random.default_rng(0)
+    truth = np.diag(1.0 / np.arange(1, 201))
+    drawn = rng.normal(size=truth.shape) * noise
+    noisy = truth + (drawn + drawn.T) / 2
+    values, vectors = without_noise(noisy, noise=noise)
+    along = np.einsum("di,de,ei->i", vectors, truth, vectors)
+    floor = FLOOR * noise * np.sqrt(len(truth) / 2) + MIN_RIDGE
+    error = np.abs(values - floor - along).mean()
+    assert error < 0.35 * np.abs(np.maximum(np.linalg.eigvalsh(noisy), 0) - along).mean()
+    assert (np.diff(values) >= 0).all() and values.min() >= floor
