@@ -63,6 +63,7 @@ def score_canaries(
     trials = Trials.of(canaries, together=TOGETHER.get(settings.kind, FEW), rng=rng, progress=progress)
     images = IMAGES if settings.unit == "person" else None
     if settings.kind == "moments":
+        assert settings.share is not None  # complete
         return moments_scores(
             sigma,
             trials,

@@ -48,7 +48,7 @@ class MomentsMechanism:
 
     @staticmethod
     def of_settings(rows: Rows, config: Release) -> MomentsMechanism:
-        assert config.n  # complete
+        assert config.n and config.share is not None  # complete
         return MomentsMechanism(
             rows, share=config.share, counts_share=config.counts_share, n=config.n, class_counts=config.class_counts
         )

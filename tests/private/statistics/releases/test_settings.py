@@ -176,3 +176,11 @@ def test_recipes_of_one_verb_are_not_those_of_the_other() -> None:
 def test_no_folder_of_the_operator_is_told() -> None:
     result = Release(encoder="resnet9", weights="/home/somebody/secret/w.safetensors").without_folders()
     assert result.weights == "w.safetensors"
+
+
+@pytest.mark.parametrize(("n", "epsilon", "share"), [(1437, 1.0, 0.25), (1437, 8.0, 0.5), (60_000, 0.1, 0.5)])
+def test_share_of_the_second_moment_follows_from_public_numbers(n: int, epsilon: float, share: float) -> None:
+    moments = replace(release_recipe("moments"), epsilon=epsilon)
+    assert moments.complete(n, 10, 1).share == share
+    assert replace(moments, share=0.3).complete(n, 10, 1).share == 0.3
+    assert replace(release_recipe("neuromix"), epsilon=epsilon).complete(n, 10, 1).share is None
