@@ -47,5 +47,5 @@ def test_board_of_kept_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_other_settings_of_a_release_have_another_name() -> None:
-    cases = [RELEASED.case, replace(RELEASED.case, epsilon=2.0), replace(RELEASED.case, settings=(("share", 0.5),))]
+    cases = [RELEASED.case, replace(RELEASED.case, epsilon=2.0), replace(RELEASED.case, settings=(("share", 0.3),))]
     assert len({board.named(board.complete(case)) for case in cases}) == 3
