@@ -38,8 +38,8 @@ Floats = NDArray[np.float64]
 MIN_RIDGE = 1e-6
 # Class counts are raised to at least this fraction of n / classes: a noisy count may be near or below 0.
 MIN_OF_EQUAL = 0.1
-# What is added to all eigenvalues of a noisy S, in units of their mean.
-FLOOR = 0.1
+# What is added to all eigenvalues of a noisy S, in units of their mean, and of the root of v.
+FLOOR, FLOOR_OF_NOISE = 0.3, 0.06
 
 
 def without_noise_floor(
@@ -69,7 +69,8 @@ def without_noise(noisy: Floats, *, noise: float) -> tuple[Floats, Floats]:
         smooth = width / math.sqrt(d)  # about the distance of neighbours, so that no gap is too small
         values = values - 2 * width**2 * (gaps / (gaps**2 + smooth**2)).mean(axis=1)
     rising = np.maximum.accumulate(np.maximum(values, 0.0))
-    return rising + (FLOOR * rising.mean() if width > 0 else 0.0) + MIN_RIDGE, vectors
+    floor = FLOOR * rising.mean() + FLOOR_OF_NOISE * width if width > 0 else 0.0
+    return rising + floor + MIN_RIDGE, vectors
 
 
 def inverse(noisy: Floats, *, noise: float, ridge: float, least: float = MIN_RIDGE) -> Floats:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 DEFAULT_DRAWN = 3
 MAX_RANK, MIN_RANK = 800, 20
-# Colour images have more directions. CIFAR-10 (50,000, held out) with 800 and 1,400 at epsilon 1: 64.0 and 65.9%, at
-# 10: 65.9 and 67.9%. Below this product of n and epsilon, noise hides them.
+# Colour images have more directions. CIFAR-10 (50,000, held out) with 800 and 1,400 at epsilon 1: 64.6 and 66.6%, at
+# 10: 68.7 and 70.1%. Below this product of n and epsilon, noise hides them.
 MAX_RANK_OF_COLOUR, MANY = 1400, 25_000
 # Moments of fewer than 10,000 images have so few directions that n times epsilon is at least 15 for each. With more,
 # noise hides the smaller classes (two classes, one with 10% of 2,000 images, epsilon 1, 400 directions: never found).

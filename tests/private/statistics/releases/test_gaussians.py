@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpvision.released.moments import FLOOR, MIN_RIDGE, ClassMoments, class_means, without_noise
+from dpvision.released.moments import FLOOR, FLOOR_OF_NOISE, MIN_RIDGE, ClassMoments, class_means, without_noise
 from tests.private.statistics.releases.charged import CLASSES, WIDTH, data, rows_of
 
 DRAWN = 60_000
@@ -93,7 +93,8 @@ def test_eigenvalues_without_what_noise_did_to_them(noise: float) -> None:
     noisy = truth + (drawn + drawn.T) / 2
     values, vectors = without_noise(noisy, noise=noise)
     along = np.einsum("di,de,ei->i", vectors, truth, vectors)
-    floor = FLOOR / (1 + FLOOR) * (values - MIN_RIDGE).mean() + MIN_RIDGE
+    fixed = FLOOR_OF_NOISE * noise * np.sqrt(len(truth) / 2) + MIN_RIDGE
+    floor = FLOOR / (1 + FLOOR) * (values - fixed).mean() + fixed
     error = np.abs(values - floor - along).mean()
     assert error < 0.35 * np.abs(np.maximum(np.linalg.eigvalsh(noisy), 0) - along).mean()
     assert (np.diff(values) >= 0).all() and values.min() >= floor - 1e-12
