@@ -412,9 +412,11 @@ def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
 # Settings that may change without fresh noise: they change nothing of what is computed.
 # What they choose is in the name, by the settings that follow.
 CHOSEN = ("chosen_by", "minutes")
-UPKEEP = ("checkpoint_every", "device", "budget", "study", "examples", "licence", "public_licence", *CHOSEN)
+UPKEEP = ("checkpoint_every", "device", "budget", "study", "examples", "group", "licence", "public_licence", *CHOSEN)
 OTHER_VALUES: dict[str, Any] = {
     "head": "lda",
+    "objective": "balanced",
+    "task": "grades",
     "test_share": 0.3,
     "window": "9,9",
     "columns": "image=img",
