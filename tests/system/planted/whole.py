@@ -47,6 +47,7 @@ from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.state import State, branch_name
 from dpvision.private.training.stopping import Stopping
 from dpvision.settings.recipes import RECIPES, release_recipe
+from dpvision.settings.setting import declared as settings_of
 from dpvision.settings.training import HEADS, Config
 from tests.system.replay.mechanisms import MECHANISMS, RUNS
 from tests.system.replay.neighbours import Records, one_more
@@ -415,8 +416,6 @@ CHOSEN = ("chosen_by", "minutes")
 UPKEEP = ("checkpoint_every", "device", "budget", "study", "examples", "group", "licence", "public_licence", *CHOSEN)
 OTHER_VALUES: dict[str, Any] = {
     "head": "lda",
-    "objective": "balanced",
-    "task": "grades",
     "test_share": 0.3,
     "window": "9,9",
     "columns": "image=img",
@@ -460,6 +459,8 @@ def branches(_seed: int) -> list[str]:
             value = getattr(base, field.name)
             if field.name in OTHER_VALUES:
                 other = OTHER_VALUES[field.name]
+            elif choices := settings_of(Config)[field.name].choices:
+                other = next(choice for choice in choices if choice != value)
             else:
                 other = not value if isinstance(value, bool) else value + 1
             more = {"batch": None} if field.name == "full_batch" else {}
