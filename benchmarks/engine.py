@@ -321,6 +321,8 @@ def figures(table: dict[Case, dict[str, Row]]) -> list[Figure]:
         if case.network == MAIN and case.views == 16:
             memory = rows["ours"].growth / rows["plain"].growth
             measured.append(Figure(f"{case.title}: peak memory growth / plain training", memory, high=1.5))
+    if not any(m in rows for rows in table.values() for m in PEERS):
+        return measured
     worst = max(distance(rows) for rows in table.values())
     return [*measured, Figure("largest distance of a peer's clipped sum from ours", worst, high=0.01)]
 
