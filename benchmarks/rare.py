@@ -121,8 +121,8 @@ class Rare:
         with tempfile.TemporaryDirectory(dir=scratch) as place:
             folder = Path(scratch or place)
             os.environ["DPVISION_HOME"] = str(folder / "home")  # never the operator's own ledgers or weights
-            names = options().parse_known_args()[0].data
-            for case in (case for case in (QUICK if quick else CASES) if case.data.startswith(names)):
+            only = tuple(options().parse_known_args()[0].only)
+            for case in (case for case in (QUICK if quick else CASES) if case.title.startswith(only)):
                 if not case.data.startswith("digits") and not at_hand():
                     print(f"left out: {case.title}: the shared data is not at hand", file=sys.stderr)
                     continue
@@ -153,11 +153,9 @@ class Rare:
 
 
 def options() -> argparse.ArgumentParser:
-    """The option --data, by which the full form can be measured in parts."""
+    """The option --only, by which the full form can be measured in parts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(
-        "--data", type=lambda text: tuple(text.split(",")), default=("",), help="only data whose name begins like this"
-    )
+    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose titles begin with one of these words")
     return parser
 
 
@@ -177,9 +175,9 @@ def results(case: Case, folder: Path, *, keep: bool) -> Iterator[Done]:
     lines = KEPT.read_text().splitlines() if keep and KEPT.exists() else []
     old = {(d.case, d.settings, d.seed): d for d in (Done(**json.loads(line)) for line in lines)}
     make = {"train": _train, "head": _head, "release": _release}[case.how]
+    settings, run = make(case, folder)
     for seed in range(case.seeds):
         began = time.monotonic()
-        settings, run = make(case, folder)
         done = old.get((case.title, settings, seed))
         if done is None:
             guesses, labels = run()
