@@ -288,7 +288,8 @@ def _disk(prepared: Prepared) -> dict[str, str]:
     place = next(folder for folder in (home(), *home().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     warning = "" if size < free else ": NOT ENOUGH. Fix: set DPVISION_HOME to a larger disk, or --minutes"
-    return {"disk": f"{size / 1e9:.2g} GB for features in {home() / 'features'}, {free / 1e9:.2g} GB free{warning}"}
+    needed = f"{size / 1e9:.2g} GB for features (not for release, as the number of images may be private)"
+    return {"disk": f"{needed} in {home() / 'features'}, {free / 1e9:.2g} GB free{warning}"}
 
 
 def _time_here(prepared: Prepared, ranks: int) -> str:

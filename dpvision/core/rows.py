@@ -251,10 +251,13 @@ def as_classes(labels: Any, name: str, *, classes: int) -> NDArray[np.int64]:
 def as_persons(persons: Any, name: str, *, count: int) -> NDArray[np.int64]:
     """Return the person of each of `count` rows as numbers from 0, in the order of their names or numbers."""
     names = _as_array(persons, name)
-    if names.shape != (count,) or names.dtype.kind not in "iuSU":
+    if names.dtype == object and all(isinstance(person, str) for person in names.flat):  # a column of pandas
+        names = names.astype(str)
+    mixed = isinstance(persons, list | tuple) and len({isinstance(person, str) for person in persons}) > 1
+    if names.shape != (count,) or names.dtype.kind not in "iuSU" or mixed:
         raise ConfigError(
-            f"{name} must be a list of {count:,} whole numbers or texts, one for each row, not {names.dtype} of shape "
-            f"{names.shape}."
+            f"{name} must be a list of {count:,} whole numbers or of {count:,} texts, one for each row, not "
+            f"{'both' if mixed else names.dtype} of shape {names.shape}."
         )
     return np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
 

@@ -33,6 +33,8 @@ def identify(split: Split) -> tuple[str, str, list[bytes]]:
     numbers = [split.labels] if split.persons is None else [split.labels, split.persons]
     ordered = blake2b(b"".join(digests), digest_size=DIGEST, person=b"in order")
     for values in numbers:
+        if values.ndim > 1:  # two labels are not a label and a person
+            ordered.update(f"labels {values.shape}".encode())
         ordered.update(np.ascontiguousarray(values, dtype="<i8").tobytes())
     if split.originals is not None:
         digests = [bytes(row) for row in split.originals]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 CT_WINDOW = (40.0, 400.0)
-_MISSING = "is a DICOM file, and pydicom is not installed. Fix: install it: pip install 'dpvision[dicom]'"
+_MISSING = "is a DICOM file, and pydicom is not installed. Fix: run pip install 'dpvision[dicom]'"
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 _DEFLATED = "1.2.840.10008.1.2.1.99"

@@ -34,7 +34,7 @@ MOST = {"classes": limits.CLASSES, "labels": limits.LABELS, "grades": limits.GRA
 """The least and the largest number of classes of each task."""
 SEPARATOR, UNSURE = "|", "?"
 """Between the labels in a cell, and before the name of one that is unknown: "edema|?pneumonia"."""
-RESERVED = ("path", "image", "images", "features", "label", "labels", "person", "persons", "split")
+RESERVED = ("path", "image", "images", "features", "label", "labels", "person", "persons", "patient_id", "split")
 COLUMN_ROLES = ("image", "label", "person", "split")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
@@ -56,6 +56,16 @@ def declare(
     if channels not in (None, 1, 3):
         raise Refusal(f"cannot have images with {channels!r} channels. Fix: use 1 for grey, 3 for colour.")
     return Declared(names, isinstance(classes, int), sides, channels, task, group)
+
+
+def require_label_columns(names: Sequence[str]) -> None:
+    """Refuse columns of labels that have the name of another role: a label would be read as the person, say."""
+    wrong = next((name for name in names if name.strip().lower() in RESERVED), None)
+    if wrong is not None:
+        raise Refusal(
+            f"cannot have a column of its own for the label {wrong!r}, which is the name of another column. "
+            "Fix: rename it, or give all labels of an image in one column label, such as edema|pneumonia."
+        )
 
 
 def _declared_names(classes: Classes, task: str) -> tuple[str, ...] | None:

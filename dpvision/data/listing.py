@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from dpvision.data import limits
 from dpvision.data.dataset import SPLITS, Broken
-from dpvision.data.facts import TEST_SHARE, Declared, join_cell, require_class_name, split_cell
+from dpvision.data.facts import TEST_SHARE, Declared, join_cell, require_class_name, require_label_columns, split_cell
 from dpvision.data.files import Refusal, file_length, open_regular, printable, resolve_inside
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".dcm", ".dicom")
@@ -186,6 +186,7 @@ def _parse_columns(first: list[str], declared: Declared) -> tuple[list[str], tup
     kept = (*names, declared.group)
     columns = [name.strip() if name.strip() in kept else name.strip().lower() for name in first]
     of_labels = () if "label" in columns else names
+    require_label_columns(of_labels)
     if missing := [name for name in of_labels if name not in columns]:
         raise Refusal(
             f"has neither a column label nor one named {printable(missing[0])!r}; its first line is "

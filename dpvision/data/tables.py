@@ -24,7 +24,15 @@ from typing import Any
 
 from dpvision.data import limits
 from dpvision.data.dataset import SPLITS
-from dpvision.data.facts import SEPARATOR, TEST_SHARE, Declared, join_cell, require_class_name, split_cell
+from dpvision.data.facts import (
+    SEPARATOR,
+    TEST_SHARE,
+    Declared,
+    join_cell,
+    require_class_name,
+    require_label_columns,
+    split_cell,
+)
 from dpvision.data.files import Refusal, open_inside, printable
 from dpvision.data.listing import Item, Listing, group_name, names_in
 
@@ -37,7 +45,7 @@ _USUAL = {
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 _SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|test)(?![a-z0-9])", re.IGNORECASE)
 _ROWS_AT_A_TIME = 64
-_MISSING = "is a table, and pyarrow is not installed. Fix: install it: pip install 'dpvision[parquet]'"
+_MISSING = "is a table, and pyarrow is not installed. Fix: run pip install 'dpvision[parquet]'"
 
 
 def list_tables(path: Path, kind: str, columns: dict[str, str], declared: Declared) -> Listing:
@@ -135,6 +143,7 @@ def _open_table(
         schema = table.schema()
         names = (declared.names or ()) if declared.task == "labels" and "label" not in columns else ()
         if names and set(names) <= set(schema.names):
+            require_label_columns(names)
             table.of_labels = names  # each declared label has a column
         table.group = declared.group
         if table.group is not None and table.group not in schema.names:

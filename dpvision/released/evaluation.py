@@ -311,6 +311,7 @@ def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
         for b in content["bins"]
     ]
     _require(len(bins) == BINS and sum(b["images"] for b in bins) == asked, "bins")
+    _require(content.get("measures") is not None or task == "classes", "measures")  # without: of an earlier version
     return {
         "task": task,
         "measures": None if content.get("measures") is None else _measures(content["measures"], classes, task),

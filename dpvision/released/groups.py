@@ -7,6 +7,8 @@ Groups are read from a column that the operator names, for the test split alone.
     subtraction          for each class (or label), the units whose figures are hidden are none, or at least LEAST: if
                          there are fewer, the smallest shown groups are hidden as well, until there are enough. Nothing
                          is stated about a group over all classes, so hidden cells do not follow from a row either.
+    AUROC                compares the images of a class with those of the other shown classes of the group: an exact
+                         AUROC reveals how many images were compared, and so the size of a hidden cell among them
 
 What this does not prevent: two evaluations with different columns can be compared, and without persons 20 images may
 be of one patient.
@@ -40,22 +42,25 @@ def measure_groups(
     units = np.arange(len(labels)) if persons is None else np.asarray(persons)
     _, places = np.unique(groups.astype(str), return_inverse=True)
     members = {str(groups[places == place][0]): places == place for place in range(int(places.max()) + 1)}
-    cells, hidden = list[dict[str, Any]](), False
-    for number in range(task.classes):
-        several = task.kind == "labels"
-        own = labels[:, number] if several else (labels == number).astype(np.int64)
+    several = task.kind == "labels"
+    owns = [labels[:, c] if several else (labels == c).astype(np.int64) for c in range(task.classes)]
+    questions = [[own == 1, own == 0] if several else [own == 1] for own in owns]
+    table = [
+        choose_shown([[side & member for side in sides] for member in members.values()], units) for sides in questions
+    ]
+    cells = list[dict[str, Any]]()
+    for number, (own, sides, shown) in enumerate(zip(owns, questions, table, strict=True)):
         answers = predictions.answers[:, number] if several else (predictions.answers == number).astype(np.int64)
-        sides = [own == 1, own == 0] if several else [own == 1]
-        shown = choose_shown([[side & member for side in sides] for member in members.values()], units)
-        hidden |= not all(shown)
-        for (name, member), is_shown in zip(members.items(), shown, strict=True):
-            if not is_shown:
+        for place, (name, member) in enumerate(members.items()):
+            if not shown[place]:
                 continue
+            known = [own != UNKNOWN] if several else [o == 1 for o, row in zip(owns, table, strict=True) if row[place]]
             cell: dict[str, Any] = {"group": name, "class": number}
             for key, side in zip(("present", "absent"), sides, strict=False):
                 cell[key] = [int((side & member).sum()), int((side & member & (answers == own)).sum())]
-            cells.append({**cell, "auroc": _area(predictions, own, number, member & (own != UNKNOWN), units)})
-    return {"least": LEAST, "cells": cells, "hidden": bool(hidden)}
+            compared = member & np.logical_or.reduce(known)
+            cells.append({**cell, "auroc": _area(predictions, own, number, compared, units)})
+    return {"least": LEAST, "cells": cells, "hidden": not all(map(all, table))}
 
 
 def choose_shown(sides: list[list[Bools]], units: NDArray[Any]) -> list[bool]:

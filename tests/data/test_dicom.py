@@ -185,5 +185,5 @@ def test_nothing_but_the_patient_id_makes_a_person(tmp_path: Path) -> None:
 def test_without_pydicom_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder(tmp_path)
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(DataError, match=r"pydicom is not installed\. Fix: pip install 'dpvision\[dicom\]'"):
+    with pytest.raises(DataError, match=r"pydicom is not installed\. Fix: run pip install 'dpvision\[dicom\]'"):
         load(path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpvision.data import check, identify, load, load_rows, pack
+from dpvision.data import Split, check, identify, load, load_rows, pack
 from dpvision.errors import DataError
 
 
@@ -54,6 +54,23 @@ def test_declared_labels_may_have_a_column_each(tmp_path: Path) -> None:
     assert data.train.labels.tolist() == [[1, 0], [-1, 1], [-1, -1], [0, 1]] and data.train.persons is not None
     with pytest.raises(DataError, match="has no columns path and label"):
         load(path, task="labels")
+
+
+@pytest.mark.parametrize("name", ["person", "Split", "patient_id"])
+def test_a_label_column_is_never_the_person_or_the_split(name: str, tmp_path: Path) -> None:
+    path = _csv(tmp_path, f"path,{name},dog\n0.png,1,0\n1.png,0,1\n2.png,1,1\n3.png,0,0\n")
+    with pytest.raises(DataError, match=f"a column of its own for the label {name!r}.*Fix: rename"):
+        load(path, task="labels", classes=[name, "dog"])
+    cells = _csv(tmp_path, f"path,label\n0.png,{name}\n1.png,dog\n2.png,{name}|dog\n3.png,\n")
+    assert load(cells, task="labels").train.persons is None
+
+
+def test_two_labels_are_not_a_label_and_a_person() -> None:
+    images = np.arange(2 * 4, dtype=np.uint8).reshape(2, 2, 2, 1)
+    one, two = np.array([0, 1]), np.array([1, 0])
+    flat = np.concatenate([one, two])
+    with_person = identify(Split(images, flat[:2], flat[2:]))[1]
+    assert with_person != identify(Split(images, flat.reshape(2, 2), None))[1]
 
 
 def test_a_table_has_a_list_or_columns(tmp_path: Path) -> None:

@@ -195,5 +195,5 @@ def test_damaged_tables_are_refused_by_name(tmp_path: Path) -> None:
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(table(range(9)), tmp_path / "a.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"pyarrow is not installed\. Fix: pip install 'dpvision\[parquet\]'"):
+    with pytest.raises(DataError, match=r"pyarrow is not installed\. Fix: run pip install 'dpvision\[parquet\]'"):
         load(tmp_path / "a.parquet")

@@ -73,6 +73,25 @@ def test_both_sides_of_a_label_need_enough_units() -> None:
     assert _shown(figures) == {("f", 0), ("m", 0)} and figures["hidden"]
 
 
+def test_an_auroc_compares_shown_classes_only() -> None:
+    """Otherwise its denominator would give the number of images in a hidden cell."""
+    labels, groups = [0] * 40 + [1] * 30 + [2], ["a"] * 71
+    labels, groups = labels + [0] * 60 + [1] * 60 + [2] * 19, groups + ["b"] * 139
+    rng = np.random.default_rng(0)
+    scores = rng.random((len(labels), 3))
+    shown = {(c["group"], c["class"]): c["auroc"] for c in _measured(scores, labels, groups)["cells"]}
+    assert set(shown) == {(g, c) for g in "ab" for c in (0, 1)}
+    hidden = np.asarray(labels) == 2
+    scores[hidden] = rng.random((int(hidden.sum()), 3)) * [3, -3, 1]
+    again = {(c["group"], c["class"]): c["auroc"] for c in _measured(scores, labels, groups)["cells"]}
+    assert again == shown
+
+
+def _measured(scores: Any, labels: list[int], groups: list[str]) -> dict[str, Any]:
+    predictions = Predictions(np.zeros(len(labels), dtype=np.int64), scores, scores)
+    return measure_groups(predictions, np.array(labels), Task("classes", 3), np.asarray(groups, dtype=object), None)
+
+
 def _folder(path: Path) -> Path:
     path.mkdir()
     lines = ["path,label,split,group,sex"]

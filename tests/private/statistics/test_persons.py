@@ -79,8 +79,11 @@ def test_a_person_adds_the_mean_of_what_each_row_would_add(name: str) -> None:
 def test_names_of_persons_are_numbers_or_texts_one_for_each_row() -> None:
     named = rows_of(persons=np.array([f"p{person}" for person in PERSONS]))
     assert np.array_equal(named.persons, PERSONS) and named.units == 5
-    for wrong in (PERSONS[:-1], PERSONS[:, None], PERSONS * 1.0, np.array([None] * len(PERSONS))):
-        with pytest.raises(ConfigError, match=r"persons must be a list of 58 whole numbers or texts"):
+    texts = np.array([f"p{person}" for person in PERSONS], dtype=object)
+    assert np.array_equal(rows_of(persons=texts).persons, PERSONS)
+    both = [1, "1", *(str(person) for person in PERSONS[2:])]
+    for wrong in (PERSONS[:-1], PERSONS[:, None], PERSONS * 1.0, np.array([None] * len(PERSONS)), both):
+        with pytest.raises(ConfigError, match=r"persons must be a list of 58 whole numbers or of 58 texts"):
             rows_of(persons=wrong)
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dpvision.core import noise
 from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows, row_norms
+from dpvision.errors import ConfigError
 from dpvision.private.statistics import fit_head, logistic
 from dpvision.private.statistics.closed_form import regression_sums
 from dpvision.private.statistics.logistic import clipped_gradient
-from dpvision.private.statistics.row_sums import class_statistics
+from dpvision.private.statistics.row_sums import class_counts, class_statistics
 from tests.private.statistics.cases import BUDGET, CLASSES, NASTY, SETTINGS, WIDTH, nasty_row, new_ledger, some_rows
 
 COUNTS = (0, 1, 2, 7, AT_A_TIME - 1, AT_A_TIME)
@@ -132,3 +134,11 @@ def test_the_checks_have_teeth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(logistic, "row_norms", forgetful)
     with pytest.raises(AssertionError, match="1e-09"):
         test_many_neighbours_of_every_sum("gradient clipped to 1.0")
+
+
+@pytest.mark.parametrize("sums", [class_counts, lambda rows: class_statistics(rows, a=0.5, b=0.7, c=0.5)])
+def test_counts_of_rows_with_several_labels_are_refused(sums: Callable[[Rows], Any]) -> None:
+    """Each label would count: a row with all of 14 would add sqrt(14), where the sum states 1."""
+    rows = Rows(np.eye(4, dtype=np.float32), np.ones((4, 14), dtype=np.int64), 14)
+    with pytest.raises(ConfigError, match="one class each"):
+        sums(rows)

@@ -106,6 +106,7 @@ def test_it_is_on_card_and_page_and_there_are_no_pictures_unless_asked_for(tmp_p
         {"bins": []},
         {"calibration_error": float("nan")},
         {"classes": None},
+        {"task": "grades", "measures": None},
         {"format": "another"},
         {"weights_digest": "0" * 40},
     ],
