@@ -113,7 +113,7 @@ BUGS_OF_RUNS = (
     _bug(
         44, "the rank of a release from the true number of images", "Synthcity; arXiv 2602.17454 (analogue)",
         ("dpvision.settings.release", "        n = self.public_number(n)", "        true = n\n        n = self.public_number(n)"),
-        ("dpvision.settings.release", "rank = self._rank(n) if", "rank = self._rank(true) if"), by="declared",
+        ("dpvision.settings.release", "rank = self._rank(n, channels) if", "rank = self._rank(true, channels) if"), by="declared",
     ),
     _bug(
         44, "a covariance of lda from the true number of rows", "Synthcity; arXiv 2602.17454 (analogue)",
