@@ -59,6 +59,9 @@ def test_release_then_features_then_a_classifier_of_ones_own(run: Run, tmp_path:
     code, _, err = run("features", "releases/1", "digits", "--out", "test.safetensors")
     assert code == 2 and "must be a new file" in err
     code, _, err = run("features", "nowhere", "digits", "--out", "b.safetensors")
+    assert code == 3 and "nowhere: there is no such file or folder." in err
+    Path("empty").mkdir()
+    code, _, err = run("features", "empty", "digits", "--out", "b.safetensors")
     assert code == 3 and "not a released data set (schema.json: there is no such file)." in err
     code, _, err = run("features", "releases/1", "digits", "--out", "nowhere/b.safetensors")
     assert code == 2 and "there is no folder nowhere" in err
