@@ -262,7 +262,7 @@ def total(account: Account | None) -> dict[str, Any] | None:
 
 def budget_changes(account: Account) -> list[dict[str, Any]]:
     """Return the budgets that replaced the first one, each with its time."""
-    return [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in account.budgets[1:]]
+    return [{"time": _time(t, account), "epsilon": b.epsilon, "delta": b.delta} for t, b in account.budgets[1:]]
 
 
 def ledger_lines(account: Account) -> list[dict[str, Any]]:
@@ -270,13 +270,11 @@ def ledger_lines(account: Account) -> list[dict[str, Any]]:
 
     `epsilon` is cumulative up to this charge, at the budget's delta. It measures how much of the budget is used; the
     guarantee for all charges together is the budget itself. The data's fingerprint and the charge's id, which is
-    derived from it, are left out. If a tuning run was charged, only dates are given: its duration would reveal the
-    number of trials.
+    derived from it, are left out.
     """
-    tuned = any(isinstance(charge.event, Tuned) for charge in account.charges)
     return [
         {
-            "time": charge.time[:10] if tuned else charge.time,
+            "time": _time(charge.time, account),
             "run": charge.run,
             "event": to_json(charge.event),
             "private": charge.private,
@@ -285,6 +283,13 @@ def ledger_lines(account: Account) -> list[dict[str, Any]]:
         }
         for count, charge in enumerate(account.charges, 1)
     ]
+
+
+def _time(time: str, account: Account) -> str:
+    """Return a time of an account, but only its date if a tuning was charged: how long that took, up to the next charge
+    or change of the budget, would reveal the number of trials."""
+    tuned = any(isinstance(charge.event, Tuned) for charge in account.charges)
+    return time[:10] if tuned else time
 
 
 def overlaps(facts: Mapping[str, Any]) -> dict[str, Any]:

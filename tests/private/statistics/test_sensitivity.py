@@ -109,6 +109,34 @@ def test_many_neighbours_of_every_sum(query: str) -> None:
     assert largest > 0.97, "a claim that nothing comes near to would only add noise"
 
 
+@pytest.mark.parametrize("task", ["labels", "grades"])
+@pytest.mark.parametrize("clip", [2.5, 10.0])
+def test_a_row_with_every_label_wrong_moves_the_sum_by_at_most_the_claim(task: str, clip: float) -> None:
+    """Each of the 14 outputs has an error of up to 1: together more than the sqrt(2) of classes."""
+    rng, outputs, largest = np.random.default_rng(23), 14, 0.0
+    for case in range(200):
+        x = rng.normal(size=(int(rng.integers(1, 9)), WIDTH)) * 10 ** rng.uniform(-3, 3)
+        x[-1] = nasty_row(rng, NASTY[case % len(NASTY)], x[:-1])
+        if task == "labels":
+            y, classes = rng.integers(-1, 2, (len(x), outputs)), outputs
+        else:
+            y, classes = rng.integers(0, outputs + 1, len(x)), outputs + 1
+        weight = rng.normal(size=(WIDTH, outputs)) * 10 ** rng.uniform(-2, 4)
+        if case % 2:  # the last row's scores are large and all wrong
+            weight = np.abs(weight) * np.sign(np.nan_to_num(x[-1]))[:, None] * 100
+            y[-1] = 0
+        sums = [
+            Rows.of(x[:m], y[:m], Preparation(unit=True), classes=classes, several=task == "labels")
+            for m in (len(x), len(x) - 1)
+        ]
+        more, fewer = (clipped_gradient(rows, weight, clip=clip, task=task) for rows in sums)
+        assert more.sensitivity == fewer.sensitivity
+        moved = float(np.linalg.norm(more.total - fewer.total)) / more.sensitivity
+        assert moved <= 1 + 1e-9
+        largest = max(largest, moved)
+    assert largest > 0.97, "a claim that nothing comes near to would only add noise"
+
+
 def test_a_row_whose_score_is_no_number_adds_nothing() -> None:
     """Weights that overflow in one row's direction alone."""
     x, y = np.eye(WIDTH)[:3], np.array([0, 1, 2])

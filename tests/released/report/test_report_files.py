@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 from run_folder import CHARGE_ID, DATA, EVENTS, FINGERPRINT, NAME, TRUE_BATCH, account, card_of, make, released
 
 from dpvision.core import accountant, adaptive
-from dpvision.core.events import PoissonGaussian, from_json
-from dpvision.released.report import sentence, tables, write
+from dpvision.core.events import PoissonGaussian, Tuned, from_json
+from dpvision.released.report import guarantee, sentence, tables, write
 from dpvision.storage.run_folder import Run
 
 HOSTILE = [
@@ -130,6 +131,21 @@ def test_ledger_lines_compose(private_run: Run) -> None:
     for page in ("card.md", "report.html"):
         assert all(line["run"] in released(private_run)[page] for line in lines)
     assert lines[-1]["epsilon"] == card_of(private_run)["data_set"]["epsilon_spent"]
+
+
+def test_times_around_a_tuning_are_dates(tmp_path: Path) -> None:
+    """The time from the charge of a tuning to the next entry bounds how long it took, and so the number of trials."""
+    tuning = Tuned((EVENTS[0], EVENTS[2]), eta=1.0, gamma=0.1, epsilon=2.0, delta=5e-6)
+    run = make(tmp_path / "run")
+    for events in (EVENTS[:2], (EVENTS[0], tuning, EVENTS[2]), (EVENTS[0], EVENTS[2], tuning)):
+        book, times = account(*events), ["2026-11-15T21:59:00+00:00", "2026-11-15T22:09:00+00:00"]
+        book = replace(book, budgets=tuple((time, book.budget) for time in times))
+        tuned, lines, changes = tuning in events, guarantee.ledger_lines(book), guarantee.budget_changes(book)
+        assert len(lines) == len(events) and len(changes) == 1
+        assert {len(line["time"]) for line in (*lines, *changes)} == {10 if tuned else 25}
+        write(run, book)
+        exact = {name for name, text in released(run).items() if re.search(r"2026-11-15T|2[12]:[05]\d", text)}
+        assert (exact == set()) if tuned else (exact >= {"ledger.jsonl", "card.json"}), exact
 
 
 def test_a_long_ledger_is_cut_on_pages_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,6 +296,34 @@ def test_rows_of_other_data_or_features_are_not_released(tmp_path: Path) -> None
     assert not ledger_of(prepared.fingerprint).exists() and not (tmp_path / "out").exists()
 
 
+def test_rows_depend_on_everything_that_they_are_computed_with(tmp_path: Path) -> None:
+    """Else rows with one share for each image would be released under a charge by persons."""
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8), np.uint8)
+
+    def of_data(images: np.ndarray, *, persons: int = 6, classes: int = 3) -> PreparedRelease:
+        arrays = {"images": images, "labels": np.arange(12) % 3, "persons": np.arange(12) % persons}
+        np.savez(tmp_path / "data.npz", **{f"train_{name}": values for name, values in arrays.items()})
+        return prepare(str(tmp_path / "data.npz"), small("moments", n=12, classes=classes))
+
+    usual = of_data(pixels)
+
+    def with_settings(**changes: Any) -> tuple[Any, ...]:
+        return replace(usual, config=replace(usual.config, **changes)).of_rows
+
+    weights = [tmp_path / "one", tmp_path / "two"]
+    for file in weights:
+        file.write_text(file.name)
+    others = [
+        *(of_data(images).of_rows for images in (pixels[::-1], np.tile(pixels, 2))),
+        *(of_data(pixels, **changes).of_rows for changes in ({"persons": 12}, {"classes": 4})),
+        *(with_settings(weights=str(file)) for file in weights),
+        *(with_settings(**{k: v}) for k, v in {"unit": "person", "encoder": "small", "rank": 5}.items()),
+        *(with_settings(rank=0, bound=bound) for bound in (None, 2.0)),
+    ]
+    assert len({usual.of_rows, *others}) == 1 + len(others)
+    assert with_settings(epsilon=2.0, delta=1e-6, sigma=3.0, rows=30) == usual.of_rows, "they serve several releases"
+
+
 def test_a_key_that_outlived_its_release_is_destroyed(
     tmp_path: Path, small_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
