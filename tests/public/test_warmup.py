@@ -18,6 +18,7 @@ from dpvision.data import identify, load
 from dpvision.errors import ConfigError, DPVisionError
 from dpvision.models import build, load_public
 from dpvision.models.inputs import Inputs, accuracy
+from dpvision.models.tasks import Task
 from dpvision.public.batches import Source
 from dpvision.public.warmup import CIFAR_10, CIFAR_100, WarmUp, WarmUpSettings, warm_up
 from dpvision.storage import safetensors
@@ -54,7 +55,7 @@ def test_it_learns_digits_from_a_public_part(tmp_path: Path, say: Say) -> None:
     model = build("small-cnn", (1, 8, 8), classes=10, seed=5)
     assert load_public(model, out / "weights.safetensors") == stated["digest"]
     assert digits.test is not None
-    reached = accuracy(model, Inputs(digits.test))
+    reached = accuracy(model, Inputs(digits.test), Task("classes", 10))
     assert reached >= 0.90
     assert stated["sources"][0]["images"] == 360 and stated["sources"][0]["accuracy"] > 0.95
     assert stated["held_out"]["images"] == 40 and abs(stated["held_out"]["accuracy"] - reached) < 0.15
@@ -292,7 +293,7 @@ def test_private_training_starts_from_the_whole_network(tmp_path: Path, say: Say
     load_public(model, file)
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in load_file(file).items())
     assert data.test is not None
-    warm, from_nothing = (accuracy(m, Inputs(data.test)) for m in (model, cold))
+    warm, from_nothing = (accuracy(m, Inputs(data.test), Task("classes", len(data.classes))) for m in (model, cold))
     assert warm > 0.8 and from_nothing < 0.4
     words = ("--epsilon", 3, "--model", "small-cnn", "--batch", 60, "--steps", 5, "--release", "last", "--lr", "0.01")
     code, _, err = say("train", private, *words, "--pretrained", file, "--out", tmp_path / "run")

@@ -57,6 +57,8 @@ class Network:
     def build(self, *, part: str | None = None) -> nn.Module:
         """Return a copy of the network with its initial weights; only `part` is trainable, or all the run trains."""
         built: dict[str | None, nn.Module] = self.__dict__.setdefault("_built", {})
+        if not self.balanced:  # all that the run trains is one part
+            part = part or self.config.part
         if part not in built:
             built[part] = self._build(part)
         return copy.deepcopy(built[part])

@@ -241,7 +241,7 @@ BUGS_OF_RUNS = (
         49, "accuracy on the training split among the metrics", "train metrics released as if they were public",
         ("dpvision.private.training.metrics", "    return line\n",
          "    load_weights(state.weights, trainable(model))\n    if prepared.network.split(model) is None:\n"
-         '        line["train_accuracy"] = accuracy(model, Inputs(prepared.data.train))\n    return line\n'),
+         '        line["train_accuracy"] = accuracy(model, Inputs(prepared.data.train), prepared.network.task)\n    return line\n'),
         by="replay train",
     ),
     _bug(

@@ -21,6 +21,7 @@ from dpvision.core.keys import Key
 from dpvision.data import load
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.models.inputs import Inputs, accuracy
+from dpvision.models.tasks import Task
 from dpvision.private.accounts.accounts import choose
 from dpvision.private.training import stopping, train, tune
 from dpvision.private.training.charging import _trial_of
@@ -32,6 +33,7 @@ from dpvision.storage.home import ledger_of
 from tests.one_thread import one_thread  # noqa: F401
 from tests.system.runs import commands
 
+DIGITS = Task("classes", 10)
 SETTINGS = Config(model="linear", steps=4, full_batch=True, n=300, classes=10, size=(8, 8), channels=1, budget=4.0)
 GRID = {"lr": [0.01, 4.0], "clip": [0.5, 1.0]}
 TRIALS = 6
@@ -67,12 +69,12 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     assert 2.9 < accountant.epsilon(charge.event, 1e-5) <= 3 and account.spent() == result.epsilon
     # The best by accuracy on the public images, and its very weights.
     trials = [run_folder.Run(tmp_path / "trials" / str(k)) for k in range(1, TRIALS + 1)]
-    scores = [accuracy(load_model(t.folder).model, Inputs(result.score)) for t in trials]
+    scores = [accuracy(load_model(t.folder).model, Inputs(result.score), DIGITS) for t in trials]
     noted = run_folder.read_lines(run.operator / "trials.jsonl")
     assert [line["score"] for line in noted] == scores
     chosen = run.facts()["tuning"]
     assert chosen["score_of_the_chosen"] == max(scores)
-    assert accuracy(load_model(run.folder).model, Inputs(result.score)) == max(scores)
+    assert accuracy(load_model(run.folder).model, Inputs(result.score), DIGITS) == max(scores)
     # Weights and card claim the epsilon of the whole, not that of a trial.
     assert from_json(json.loads(safetensors.read(run.weights).header["event"])) == Composed((result.event,))
     write(run, account)
