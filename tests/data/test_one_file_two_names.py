@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from PIL import Image
 
 from dpvision.data import check, load
 from dpvision.errors import DataError
+from dpvision.private.statistics import head_run, release
 from dpvision.private.training import train
+from dpvision.settings.recipes import release_recipe
 from dpvision.settings.training import Config
 
 LINKS: dict[str, Callable[[Path, Path], None]] = {
@@ -57,7 +60,7 @@ def test_a_link_in_a_folder_of_classes_is_refused(link: str, tmp_path: Path) -> 
         load(tmp_path / "data")
 
 
-@pytest.mark.parametrize("kind", ["csv", "npz"])
+@pytest.mark.parametrize("kind", ["csv", "npz", "features", "release"])
 def test_the_same_image_under_two_persons_is_refused(kind: str, tmp_path: Path) -> None:
     paths = images(tmp_path / "data")
     (tmp_path / "data" / "copy.png").write_bytes(paths[0].read_bytes())
@@ -66,15 +69,23 @@ def test_the_same_image_under_two_persons_is_refused(kind: str, tmp_path: Path) 
         if kind == "csv":
             return table(tmp_path / "data", f"copy.png,0,{person}")
         pixels = np.stack([np.asarray(Image.open(path)) for path in [*paths, paths[0]]])
-        persons = np.array([*(f"person {n}" for n in range(4)), person])
-        np.savez(tmp_path / "data.npz", train_images=pixels, train_labels=np.arange(5) % 2, train_persons=persons)
+        arrays = {"features": pixels.reshape(5, -1) / np.float32(255)} if kind == "features" else {"images": pixels}
+        arrays |= {"labels": np.arange(5) % 2, "persons": np.array([*(f"person {n}" for n in range(4)), person])}
+        np.savez(tmp_path / "data.npz", **{f"train_{name}": values for name, values in arrays.items()})
         return str(tmp_path / "data.npz")
 
-    persons = Config(epsilon=3.0, unit="person", model="linear", steps=2, batch=2)
-    train.prepare(source("person 0"), persons)
+    def prepare(person: str, unit: str) -> object:
+        if kind == "features":
+            return head_run.prepare(source(person), Config(epsilon=3.0, unit=unit))
+        if kind == "release":
+            settings = replace(release_recipe("moments"), epsilon=3.0, unit=unit, encoder="pixels", rank=0)
+            return release.prepare(source(person), settings)
+        return train.prepare(source(person), Config(epsilon=3.0, unit=unit, model="linear", steps=2, batch=2))
+
+    prepare("person 0", "person")
     with pytest.raises(DataError, match=r"1 images appear more than once, under different persons.*Fix"):
-        train.prepare(source("another person"), persons)
-    train.prepare(source("another person"), Config(epsilon=3.0, model="linear", steps=2, batch=2))
+        prepare("another person", "person")
+    prepare("another person", "image")
 
 
 def test_blank_images_of_two_persons_are_two(tmp_path: Path) -> None:

@@ -63,6 +63,18 @@ def test_a_run_goes_on_only_with_the_features_it_began_with(source: str, tmp_pat
     assert file.read_bytes() == whole
 
 
+def test_the_same_images_in_another_order_have_features_of_their_own(source: str) -> None:
+    """Else an image's features would meet another image's label and person: a private row in two units."""
+    images, order = np.load(source)["train_images"], np.roll(np.arange(80), 4)  # the labels stay where they are
+    known = train.prepare(source, SETTINGS)
+    other = train.prepare(_write(Path(source).with_name("other.npz"), images[order]), SETTINGS)
+    assert other.fingerprint == known.fingerprint and _train_file(other) != _train_file(known)
+    rows, rolled = (
+        p.network.load_or_compute_inputs(p.data.train, p.network.build())(slice(0, 80)) for p in (known, other)
+    )
+    assert torch.allclose(rolled, rows[order], atol=1e-5) and not torch.allclose(rolled, rows, atol=1e-2)
+
+
 def test_a_copy_of_a_run_has_other_noise_for_other_features(source: str, tmp_path: Path) -> None:
     """A folder that was copied before its first step, and one row changed: both are charged, and nothing cancels."""
     prepared = train.prepare(source, SETTINGS)

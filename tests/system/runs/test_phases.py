@@ -16,7 +16,8 @@ from dpvision.core import accountant
 from dpvision.core.events import PoissonGaussian
 from dpvision.errors import ConfigError
 from dpvision.models import build, train_only
-from dpvision.private.training import train
+from dpvision.models.parts import CENTRE, SHARES
+from dpvision.private.training import prepare, train
 from dpvision.private.training.network import phases
 from dpvision.private.training.state import State, trainable
 from dpvision.released.report import card
@@ -61,6 +62,41 @@ def _named(run: run_folder.Run, prepared: train.Prepared) -> dict[str, torch.Ten
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     sizes = [p.numel() for p in trainable(model)]
     return dict(zip(names, State.load(run.state, model).weights.split(sizes), strict=True))
+
+
+CERTIFIED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "head": ({"part": "head"}, ("head",)),
+    "centred head": ({"part": "centred-head"}, (CENTRE, "head")),
+    "balanced": ({"part": "head", "objective": "balanced"}, (SHARES, "head")),
+    "centred and balanced": ({"part": "centred-head", "objective": "balanced"}, (CENTRE, SHARES, "head")),
+    "the head first": ({"part": "all", "probe_steps": 2, "probe_lr": 1.0}, ("probe", "all")),
+}
+
+
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_every_part_that_is_trained_is_certified_before_the_charge(
+    name: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, expected = CERTIFIED[name]
+    model = "small-cnn-centred" if changes["part"] == "centred-head" else "small-cnn"
+    settings = Config(model=model, epsilon=3.0, batch=8, steps=6, n=40, classes=2, **changes)
+    prepared, certify, certified = train.prepare(data, settings), prepare.certify, list[int]()
+
+    def watched(learner: torch.nn.Module, *rest: Any, **named: Any) -> None:
+        assert not ledger_of(prepared.fingerprint).exists()
+        certified.append(_size(learner))
+        certify(learner, *rest, **named)
+
+    monkeypatch.setattr(prepare, "certify", watched)
+    train.proceed(train.begin(prepared, tmp_path / "run"), prepared, stop=until(0))
+    network = prepared.network
+    assert certified == [_size(network.learner(network.build(part=part), part=part)[0]) for part in expected]
+    assert len(set(certified)) == len(expected) and len(ledger_of(prepared.fingerprint).account().charges) == 1
+
+
+def _size(learner: torch.nn.Module) -> int:
+    """The number of weights that are trained."""
+    return sum(p.numel() for p in learner.parameters() if p.requires_grad)
 
 
 def test_only_the_head_and_its_norm_move_in_the_first_phase(data: str, tmp_path: Path) -> None:

@@ -108,6 +108,25 @@ def test_it_is_one_event_and_the_best_alone_is_released(
         train.reopen(run)
 
 
+def test_every_trial_is_of_the_candidate_that_was_drawn(
+    parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one that was drawn before: candidates in turn would follow another law than the one that is charged."""
+    result, drawn = prepared(parts), [2, 2, 0, 3, 2]
+    rest = iter(drawn)
+
+    def draw(limit: int) -> int:
+        assert limit == len(result.candidates) == 4
+        return next(rest)
+
+    monkeypatch.setattr(stopping.Stopping, "draw", lambda _: len(drawn))
+    monkeypatch.setattr(tune.secrets, "randbelow", draw)
+    run = tune.proceed(result, tmp_path / "run")
+    lines = run_folder.read_lines(run.operator / "trials.jsonl")
+    tried = [{name: line[name] for name in GRID} for line in lines]
+    assert tried == [result.given[number] for number in drawn]
+
+
 def test_the_charge_comes_before_the_number_of_trials_is_drawn(
     parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
