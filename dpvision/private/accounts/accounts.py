@@ -228,16 +228,20 @@ def _require_reason(reason: str) -> None:
         )
 
 
-def require_not_private(source: str, splits: Iterable[Split], *, fix: str) -> None:
-    """Refuse images if some are on an account: the same files or pixels, or enough images that match in parts."""
+def require_not_private(source: str, splits: Iterable[Split], *, fix: str, rows: bool = False) -> None:
+    """Refuse images if some are on an account: the same files or pixels, or enough images that match in parts.
+
+    With `rows`, they are rows of features: the same numbers, or enough rows that match when rounded or scaled.
+    """
+    sketch_of, what = (overlap.sketch_rows, "rows") if rows else (overlap.sketch_images, "images")
     for split in splits:
         fingerprint, _, digests = identify(split)
-        own, sketch = ledger_of(fingerprint), overlap.sketch_images(split.images, digests)
+        own, sketch = ledger_of(fingerprint), sketch_of(split.images, digests)
         overlaps = overlap.find(fingerprint, sketch.exact, min_share=ANY) + overlap.find(fingerprint, sketch)
         ledgers = [*([own] if own.exists() else []), *(shared.ledger for shared in overlaps)]
         if ledgers:
             raise PrivacyError(
-                f"{source}: some of its images are on account {ledgers[0].account().id}, so they are private, and no "
+                f"{source}: some of its {what} are on account {ledgers[0].account().id}, so they are private, and no "
                 f"noise would protect them here. Fix: {fix}."
             )
 

@@ -40,7 +40,7 @@ from dpvision.models.head_on_features import HeadOnFeatures
 from dpvision.models.inputs import Inputs, predict
 from dpvision.models.tasks import Task
 from dpvision.private.accounts import overlap
-from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
+from dpvision.private.accounts.accounts import Accounts, choose, read_accounts, require_not_private
 from dpvision.private.accounts.persons import require_one_person_each, require_persons
 from dpvision.private.statistics.charge import name_fit
 from dpvision.private.statistics.setup import HeadSetup
@@ -163,12 +163,10 @@ def _read_public(config: Config, data: Dataset, private: overlap.Sketch) -> Publ
             f"{data.train.images.shape[2]:,}. Fix: use features from the same encoder."
         )
     _, in_order, digests = identify(split)
-    sketch = overlap.sketch_rows(split.images, digests)
-    if overlap.has_some_of(sketch, private) or overlap.find("", sketch):
-        raise ConfigError(
-            f"{config.synthetic}: some of its rows are private here, or on an account of the ledger, so they are not "
-            "public. Fix: use features of images that were made or collected without the private data."
-        )
+    fix = "use features of images that were made or collected without the private data"
+    if overlap.has_some_of(overlap.sketch_rows(split.images, digests), private):
+        raise ConfigError(f"{config.synthetic}: some of its rows are private here, so they are not public. Fix: {fix}.")
+    require_not_private(config.synthetic, [split], fix=fix, rows=True)
     entry = {"file": Path(config.synthetic).name, "digest": in_order, "images": len(split)}
     return PublicInputs({"synthetic": entry}, split, config.synthetic)
 

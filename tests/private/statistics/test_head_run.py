@@ -376,6 +376,24 @@ def test_public_rows_are_not_private_ones(tmp_path: Path) -> None:
             prepare(str(data), Config(epsilon=1.0, synthetic=str(public)))
 
 
+@pytest.mark.parametrize("how", ["one row", "rounded", "scaled"])
+def test_public_rows_are_on_no_account(how: str, tmp_path: Path) -> None:
+    """Not one row of another account either, and no share of its rows in another form."""
+    other = write_features(tmp_path / "other.npz", seed=4)
+    run(prepare(str(other), Config(epsilon=8.0)), tmp_path / "run")
+    private, public = np.load(other)["train_features"], write_features(tmp_path / "p.npz", seed=3)
+    data = str(write_features(tmp_path / "f.npz"))
+    prepare(data, Config(epsilon=1.0, synthetic=str(public)))
+    mixed = np.load(public)["train_features"].copy()
+    if how == "one row":
+        mixed[7] = private[9]
+    else:
+        mixed[:20] = private[:20].astype(np.float16) if how == "rounded" else private[:20] * 4
+    public = write_features(tmp_path / "p.npz", seed=3, train_features=mixed)
+    with pytest.raises(PrivacyError, match=r"p\.npz: some of its rows are on account .* Fix: use features of images"):
+        prepare(data, Config(epsilon=1.0, synthetic=str(public)))
+
+
 def test_the_device_is_the_one_that_computes(tmp_path: Path) -> None:
     data = str(write_features(tmp_path / "f.npz"))
     assert prepare(data, Config(epsilon=1.0)).config.device == "cpu"
