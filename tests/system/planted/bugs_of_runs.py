@@ -277,4 +277,9 @@ BUGS_OF_RUNS = (
         (TUNE, "Inputs(prepared.score), candidate", "Inputs(candidate.data.val or prepared.score), candidate"),
         by="held out, law of tuning",
     ),
+    _bug(
+        61, "the bound of one class for rows with several labels", "a bound that held for the first task",
+        ("dpvision.private.statistics.logistic", 'return math.sqrt(2.0 if task == "classes" else outputs)',
+         "return math.sqrt(2.0)"), by="several labels",
+    ),
 )  # fmt: skip

@@ -10,6 +10,7 @@ units apart ...        no unit changes what another contributes; any data, held 
                        branches, accounts, said: what whole runs look at and depend on (whole.py)
 accountant             never below what is certain; no sigma that exceeds the budget
 ledger, resume         what is charged stays charged, is on the disk first, and is counted by resumed runs
+several labels         no row moves a sum over labels or grades by more than its claim
 unsafe layers          models that mix the images of a batch are refused
 static, auditor        no other random numbers near the noise; scores that say nothing give epsilon 0
 ... on a device        the same on the stand-in accelerator (devices.py), where it can be built
@@ -61,6 +62,7 @@ from dpvision.settings.training import Config
 from dpvision.storage import safetensors
 from tests.core import accountant_checks, noise_checks, sampler_checks
 from tests.private.engine.oracle import verify
+from tests.private.statistics import test_sensitivity
 from tests.system.planted import whole
 from tests.system.replay import mechanisms
 from tests.system.replay.mechanisms import MECHANISMS, Mechanism, charged, folder
@@ -423,6 +425,17 @@ NEAR_THE_NOISE = (
 )
 
 
+def _several_labels(_seed: int) -> list[str]:
+    """The claims of sums over rows with several labels or a grade."""
+    results = []
+    for task in ("labels", "grades"):
+        try:
+            test_sensitivity.test_a_row_with_every_label_wrong_moves_the_sum_by_at_most_the_claim(task, 10.0)
+        except AssertionError as problem:
+            results.append(f"{task}: {str(problem)[:80]}")
+    return results
+
+
 def _static(_seed: int) -> list[str]:
     results = []
     for name in NEAR_THE_NOISE:
@@ -465,6 +478,7 @@ CHECKS: dict[str, Check] = {
     "pairs of noise": _pairs_of_noise,
     "chosen later": _chosen_later,
     "unsafe layers": _unsafe_layers,
+    "several labels": _several_labels,
     "sampler of training": _sampler_of_training,
     "sampler of releases": _sampler_of_releases,
     "blocks of releases": _blocks_of_releases,
