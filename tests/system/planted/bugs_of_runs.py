@@ -278,7 +278,7 @@ BUGS_OF_RUNS = (
         by="held out, law of tuning",
     ),
     _bug(
-        61, "the bound of one class for rows with several labels", "a bound that held for the first task",
+        64, "the bound of one class for rows with several labels", "a bound that held for the first task",
         ("dpvision.private.statistics.logistic", 'return math.sqrt(2.0 if task == "classes" else outputs)',
          "return math.sqrt(2.0)"), by="several labels",
     ),
