@@ -20,6 +20,7 @@ OUTSIDE = (
     "LOG.md",
     "SECURITY.md",
     "benchmarks/RESULTS.md",
+    "benchmarks/board.png",
     "benchmarks/engine.png",
     "benchmarks/priors.png",
     "dpvision/core/README.md",

@@ -151,6 +151,9 @@ def _open_table(
                 f"has no column {printable(table.group)!r} of groups. Fix: name one of its columns (--group)."
             )
         table.columns = _choose_columns(schema.names, columns, name, has_labels=bool(table.of_labels))
+        used = [*table.columns.values(), *table.of_labels]
+        if twice := [column for column in used if used.count(column) > 1]:
+            raise Refusal(f"uses the column {printable(twice[0])!r} twice. Fix: use --columns with one role for each.")
         table.names = {} if table.of_labels else _class_names(schema, table.columns["label"])
         table.require_image_column(schema.field(table.columns["image"]).type)
     return table
@@ -163,9 +166,14 @@ def _choose_columns(present: list[str], named: dict[str, str], file: str, *, has
         if role == "label" and has_labels:
             continue
         wanted = (named[role],) if role in named else usual
-        column = next((name for name in wanted if name in present), None)
-        if column is not None:
-            columns[role] = column
+        found = [name for name in present if (name if role in named else name.strip().lower()) in wanted]
+        if len(found) > 1:
+            raise Refusal(
+                f"{printable(file)} has the columns {printable(' and '.join(found[:2]))!r}. "
+                f"Fix: use --columns {role}=NAME."
+            )
+        if found:
+            columns[role] = found[0]
         elif role in named or role in ("image", "label"):
             listed = printable(", ".join(present[:20]) + (", ..." if len(present) > 20 else ""))
             raise Refusal(

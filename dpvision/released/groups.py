@@ -40,13 +40,17 @@ def measure_groups(
     """Return the shown figures of groups as plain values, and whether any group is hidden."""
     labels = np.asarray(labels, dtype=np.int64)
     units = np.arange(len(labels)) if persons is None else np.asarray(persons)
-    _, places = np.unique(groups.astype(str), return_inverse=True)
-    members = {str(groups[places == place][0]): places == place for place in range(int(places.max()) + 1)}
+    names, places, images = np.unique(groups.astype(str), return_inverse=True, return_counts=True)
+    members = {str(names[place]): places == place for place in np.flatnonzero(images >= LEAST)}
+    rest = (images < LEAST)[places]  # groups that can have no figure, together: there may be one for each image
     several = task.kind == "labels"
     owns = [labels[:, c] if several else (labels == c).astype(np.int64) for c in range(task.classes)]
     questions = [[own == 1, own == 0] if several else [own == 1] for own in owns]
     table = [
-        choose_shown([[side & member for side in sides] for member in members.values()], units) for sides in questions
+        choose_shown(
+            [[side & member for side in sides] for member in members.values()], units, [side & rest for side in sides]
+        )
+        for sides in questions
     ]
     cells = list[dict[str, Any]]()
     for number, (own, sides, shown) in enumerate(zip(owns, questions, table, strict=True)):
@@ -60,24 +64,28 @@ def measure_groups(
                 cell[key] = [int((side & member).sum()), int((side & member & (answers == own)).sum())]
             compared = member & np.logical_or.reduce(known)
             cells.append({**cell, "auroc": _area(predictions, own, number, compared, units)})
-    return {"least": LEAST, "cells": cells, "hidden": not all(map(all, table))}
+    return {"least": LEAST, "cells": cells, "hidden": bool(rest.any()) or not all(map(all, table))}
 
 
-def choose_shown(sides: list[list[Bools]], units: NDArray[Any]) -> list[bool]:
-    """Return which groups are shown, given the images on each side of a question; see the rule at the top."""
+def choose_shown(sides: list[list[Bools]], units: NDArray[Any], rest: list[Bools]) -> list[bool]:
+    """Return which groups are shown, given the images on each side of a question; see the rule at the top.
+
+    `rest` has the images on each side of groups that are hidden in any case.
+    """
     counts = [min(_count(units, side) for side in group) for group in sides]
     shown = [count >= LEAST for count in counts]
-    while any(shown) and not _enough_hidden(sides, shown, units):
+    while any(shown) and not _enough_hidden([rest, *_hidden(sides, shown)], units):
         smallest = min((place for place, is_shown in enumerate(shown) if is_shown), key=counts.__getitem__)
         shown[smallest] = False
     return shown
 
 
-def _enough_hidden(sides: list[list[Bools]], shown: list[bool], units: NDArray[Any]) -> bool:
+def _hidden(sides: list[list[Bools]], shown: list[bool]) -> list[list[Bools]]:
+    return [group for group, is_shown in zip(sides, shown, strict=True) if not is_shown]
+
+
+def _enough_hidden(hidden: list[list[Bools]], units: NDArray[Any]) -> bool:
     """Return whether the hidden groups have no images together, or enough units on each side."""
-    hidden = [group for group, is_shown in zip(sides, shown, strict=True) if not is_shown]
-    if not hidden:
-        return True
     together = [np.logical_or.reduce(side) for side in zip(*hidden, strict=True)]
     return not any(side.any() for side in together) or all(
         _count(units, side) >= LEAST or not side.any() for side in together

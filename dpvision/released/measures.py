@@ -74,7 +74,7 @@ def auroc(scores: Floats, present: Bools) -> tuple[float, Floats] | None:
     inside, outside = scores[present], scores[~present]
     if not len(inside) or not len(outside):
         return None
-    value = float(roc_auc_score(present, scores))
+    value = min(1.0, float(roc_auc_score(present, scores)))  # rounding may exceed 1
     ranks, influences = rankdata(scores), np.empty(len(scores))
     influences[present] = ((ranks[present] - rankdata(inside)) / len(outside) - value) / len(inside)
     influences[~present] = (1 - (ranks[~present] - rankdata(outside)) / len(inside) - value) / len(outside)
@@ -194,7 +194,7 @@ def _ranking(predictions: Predictions, labels: Ints, task: Task) -> dict[str, An
         area = auroc(scores, present)
         least = int(min(present.sum(), (~present).sum()))
         areas.append(None if area is None else interval(*area, least=least))
-        precisions.append(None if area is None else float(average_precision_score(present, scores)))
+        precisions.append(None if area is None else min(1.0, float(average_precision_score(present, scores))))
         if area is not None:
             influences[known] += area[1]
             fewest.append(least)
@@ -220,7 +220,7 @@ def _kappa(labels: Ints, answers: Ints, grades: int) -> Estimate | None:
     observed, expected = float((weights * table).sum()), float(rows @ weights @ columns)
     if expected <= 0:
         return None
-    value = float(cohen_kappa_score(labels, answers, labels=places, weights="quadratic"))
+    value = min(1.0, float(cohen_kappa_score(labels, answers, labels=places, weights="quadratic")))
     slope = -weights / expected + observed / expected**2 * ((weights @ columns)[:, None] + (rows @ weights)[None, :])
     influence = slope - float((slope * table).sum())
     half = Z * math.sqrt(float((table * np.square(influence)).sum()) / len(labels))

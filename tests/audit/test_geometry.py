@@ -204,7 +204,8 @@ def test_every_mistake_is_refused_with_a_fix(run: Run, tmp_path: Path) -> None:
     mistakes: list[tuple[tuple[object, ...], int, str]] = [
         ((weights, source), 2, "--model NAME"),
         ((weights, source, "--model", "linaer"), 2, "Did you mean 'linear'"),
-        ((tmp_path / "nothing", source), 3, "the folder of a run"),
+        ((tmp_path / "nothing", source), 3, "there is no such file or folder"),
+        ((tmp_path, source), 3, "the folder of a run"),
         ((tmp_path / "broken.safetensors", source, *linear), 3, "broken.safetensors"),
         ((other, source, *linear), 3, "no head"),
         ((weights, source, "--model", "small-cnn"), 3, "Fix"),

@@ -59,7 +59,7 @@ def test_hidden_figures_are_of_enough_units_together(seed: int) -> None:
     units = np.repeat(np.arange(sizes.sum()), 1)
     places = np.repeat(np.arange(len(sizes)), sizes)
     sides = [[places == place] for place in range(len(sizes))]
-    shown = choose_shown(sides, units)
+    shown = choose_shown(sides, units, [np.zeros(len(units), dtype=bool)])
     assert all(size >= LEAST for size, is_shown in zip(sizes, shown, strict=True) if is_shown)
     hidden = sum(size for size, is_shown in zip(sizes, shown, strict=True) if not is_shown)
     assert hidden == 0 or hidden >= LEAST or not any(shown)
@@ -85,6 +85,11 @@ def test_an_auroc_compares_shown_classes_only() -> None:
     scores[hidden] = rng.random((int(hidden.sum()), 3)) * [3, -3, 1]
     again = {(c["group"], c["class"]): c["auroc"] for c in _measured(scores, labels, groups)["cells"]}
     assert again == shown
+
+
+def test_a_group_for_each_image_takes_no_time() -> None:
+    figures = _measure([str(number) for number in range(20_000)] + ["a"] * 50, [0, 1] * 10_025)
+    assert {group for group, _ in _shown(figures)} == {"a"} and figures["hidden"]
 
 
 def _measured(scores: Any, labels: list[int], groups: list[str]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from dpvision.private.statistics.ranges import check_ranges, fraction, one_of, p
 from dpvision.private.statistics.row_sums import (
     AddNoise,
     class_statistics,
+    require_one_class_each,
     second_moment,
     split_statistics,
     to_matrix,
@@ -78,6 +79,7 @@ class Moments:
 
 def regression_sums(rows: Rows, *, share: float) -> BoundedSum:
     """Return ( a vec(X^T X), b X^T (Y - 1/k) ) with a^2 = share and b^2 = 1 - share."""
+    require_one_class_each(rows)
     a, b, k = math.sqrt(share), math.sqrt(1 - share), rows.classes
     xz = np.zeros((rows.width, k))
     for x, y, each in rows.blocks():

@@ -32,11 +32,11 @@ def sum_of_rows(rows: Rows) -> BoundedSum:
 
 def class_counts(rows: Rows) -> BoundedSum:
     """Return the class counts, which one row changes by 1."""
-    _require_one_class_each(rows)
+    require_one_class_each(rows)
     return BoundedSum(sum((y * share).sum(axis=0) for _, y, share in rows.blocks()) + np.zeros(rows.classes), 1.0)
 
 
-def _require_one_class_each(rows: Rows) -> None:
+def require_one_class_each(rows: Rows) -> None:
     """Refuse rows with several labels: each of them would count, so a row would add more than the sensitivity."""
     if rows.labels.ndim != 1:
         raise ConfigError("counts of classes need rows of one class each. Fix: use --task classes.")
@@ -59,7 +59,7 @@ def class_statistics(rows: Rows, *, a: float, b: float, c: float) -> BoundedSum:
     Formal guarantee: one row x of class y adds ( b x y^T, c y, a vec(x x^T) ) with |x y^T| = |x| <= 1, |y| = 1 and
     |vec(x x^T)| = |x|^2 <= 1, a vector of norm at most sqrt(a^2 + b^2 + c^2), the sensitivity.
     """
-    _require_one_class_each(rows)
+    require_one_class_each(rows)
     sums, counts = np.zeros((rows.width, rows.classes)), np.zeros(rows.classes)
     for x, y, share in rows.blocks():
         sums += x.T @ (y * share)

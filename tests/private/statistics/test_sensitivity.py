@@ -17,6 +17,7 @@ from dpvision.core import noise
 from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows, row_norms
 from dpvision.errors import ConfigError
 from dpvision.private.statistics import fit_head, logistic
+from dpvision.private.statistics.baselines.embedding import embedded_sum
 from dpvision.private.statistics.closed_form import regression_sums
 from dpvision.private.statistics.logistic import clipped_gradient
 from dpvision.private.statistics.row_sums import class_counts, class_statistics
@@ -164,7 +165,15 @@ def test_the_checks_have_teeth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         test_many_neighbours_of_every_sum("gradient clipped to 1.0")
 
 
-@pytest.mark.parametrize("sums", [class_counts, lambda rows: class_statistics(rows, a=0.5, b=0.7, c=0.5)])
+@pytest.mark.parametrize(
+    "sums",
+    [
+        class_counts,
+        lambda rows: class_statistics(rows, a=0.5, b=0.7, c=0.5),
+        lambda rows: regression_sums(rows, share=0.5),
+        lambda rows: embedded_sum(rows, lambda x: x, c=0.5),
+    ],
+)
 def test_counts_of_rows_with_several_labels_are_refused(sums: Callable[[Rows], Any]) -> None:
     """Each label would count: a row with all of 14 would add sqrt(14), where the sum states 1."""
     rows = Rows(np.eye(4, dtype=np.float32), np.ones((4, 14), dtype=np.int64), 14)

@@ -39,6 +39,7 @@ from dpvision.core.ledger import Ledger
 from dpvision.data import Split, identify
 from dpvision.models import Featured
 from dpvision.models.inputs import Inputs, to_tensor
+from dpvision.models.tasks import Task
 from dpvision.private.features import cache, encoders
 from dpvision.private.statistics import head_run, release
 from dpvision.private.training import train, tune
@@ -351,7 +352,7 @@ def _tunings(
         tried.append((prepared.candidates.index(candidate), float(scores.integers(4))))
         return SimpleNamespace(folder=place, number=len(tried))
 
-    def score(_model: None, inputs: Inputs, **_: Any) -> float:
+    def score(_model: None, inputs: Inputs, _task: Task, **_: Any) -> float:
         nonlocal public
         public = public and inputs.labels is prepared.score.labels
         return tried[-1][1]

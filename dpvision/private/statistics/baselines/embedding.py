@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from dpvision.core.rows import BoundedSum, Floats, Rows, row_norms
 from dpvision.private.statistics.ranges import check_ranges
-from dpvision.private.statistics.row_sums import AddNoise
+from dpvision.private.statistics.row_sums import AddNoise, require_one_class_each
 from dpvision.released.moments import floor_counts
 
 # (rows, d) -> (rows, D): a public function of each row alone, whose rows should have norm at most 1.
@@ -78,6 +78,7 @@ class MeanEmbedding(ABC):
 
 def embedded_sum(rows: Rows, phi: Phi, *, c: float) -> BoundedSum:
     """Return ( b sum phi(x) y^T, c counts ) with b^2 + c^2 = 1; the counts are left out if c is 0."""
+    require_one_class_each(rows)
     b = math.sqrt(1 - c**2)
     sums: Floats | None = None
     counts = np.zeros(rows.classes)
