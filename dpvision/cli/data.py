@@ -12,6 +12,7 @@ from dpvision.cli.app import (
     Classes,
     Columns,
     DataSet,
+    GroupColumn,
     Json,
     Size,
     SkipBroken,
@@ -47,6 +48,7 @@ def check(
     window: Window = None,
     columns: Columns = None,
     task: Task = "classes",
+    group: GroupColumn = None,
     json: Json = False,
 ) -> None:
     """Count the images of a data set and list broken files.
@@ -66,6 +68,7 @@ def check(
             window=window,
             columns=columns,
             task=task,
+            group=group,
         )
     if json:
         as_json(_findings_json(findings, task))
@@ -184,6 +187,7 @@ def ledger(
     window: Window = None,
     columns: Columns = None,
     task: Task = "classes",
+    group: GroupColumn = None,
     json: Json = False,
 ) -> None:
     """Show how much of a data set's privacy budget all runs have spent.
@@ -207,6 +211,7 @@ def ledger(
             "window": window,
             "columns": columns,
             "task": task,
+            "group": group,
         }
         of_rows = holds_features(data)
         train = (load_rows(data, classes=options["classes"], task=task) if of_rows else load(data, **options)).train
@@ -319,7 +324,7 @@ def _show_findings(findings: dict[str, Any]) -> None:
     for broken in findings["broken"]:
         say(f"  broken: {broken['path']}: {broken['reason']}")
     if findings["broken"]:
-        say("  To continue without the broken files: --skip-broken")
+        say("  To train without the broken files: --skip-broken")
     say(
         f"  These figures become public by training, unless others are declared: {findings['declare']}. Declare only "
         "what is public anyway, from a source other than these data."

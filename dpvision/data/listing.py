@@ -199,7 +199,10 @@ def _parse_columns(first: list[str], declared: Declared) -> tuple[list[str], tup
         raise Refusal(f"has no columns path and label; its first line is {printable(','.join(first))!r}. {_HEADER_FIX}")
     unknown = [name for name in columns if name not in (*_COLUMNS, *of_labels, declared.group)]
     if unknown:
-        raise Refusal(f"has the unknown column {printable(unknown[0])!r}. {_HEADER_FIX}")
+        raise Refusal(
+            f"has the unknown column {printable(unknown[0])!r}. Fix: remove it; or, if it names groups such as sex or "
+            f"site, use --group {printable(unknown[0])}."
+        )
     return columns, of_labels
 
 

@@ -150,6 +150,7 @@ def check(
     window: Window = None,
     columns: Columns = None,
     task: str = "classes",
+    group: str | None = None,
 ) -> Findings:
     """Read every image without stopping at a broken one, and report what is there. Not for release.
 
@@ -162,7 +163,7 @@ def check(
     path = Path(source)
     with name_errors(path):
         how = _How.of(test_share=test_share, window=window, columns=columns)
-        declared = facts.declare(classes=classes, size=size, task=task)
+        declared = facts.declare(classes=classes, size=size, task=task, group=group)
     listing, name = list_files(path, kind, how.columns, declared)
     with name_errors(path):
         return inspect_listing(listing, name, declared, how.reading)

@@ -111,7 +111,13 @@ def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
 def _reading(header: dict[str, str]) -> dict[str, Any]:
     """How the images of a model are read; a model without an entry is of the time when there was rule 1 only."""
     reading = {"rule": 1, **json.loads(header.get("reading", "{}"))}
-    kinds = {"rule": int, "test_share": int | float | None, "window": str | None, "columns": str | None}
+    kinds = {
+        "rule": int,
+        "test_share": int | float | None,
+        "window": str | None,
+        "columns": str | None,
+        "skip_broken": bool,
+    }
     if any(name not in kinds or not isinstance(value, kinds[name]) for name, value in reading.items()):
         raise ValueError("reading: unknown entries")
     return reading

@@ -375,7 +375,8 @@ def _release(
         "classes": json.dumps(list(prepared.data.classes)),
         **name_task(config.task),
         "reading": json.dumps(
-            {"rule": prepared.rule, "test_share": config.test_share, "window": config.window, "columns": config.columns}
+            {"rule": prepared.rule}
+            | {name: getattr(config, name) for name in ("test_share", "window", "columns", "skip_broken")}
         ),
         "config": config.hash(),
         "unit": config.unit,
