@@ -131,6 +131,8 @@ def evaluate(
         f"accuracy {result['accuracy']:.2%} on {result['images']:,} images of {split}; {describe_measures(result)}; "
         f"{result['always']}"
     )
+    if split == "train":
+        screen.say("  note, not for release: these figures are exact and about the private training images.")
     columns = [key for key in SHOWN if any(key in entry for entry in result["classes"].values())]
     rows = [[name, *(SHOWN[key](entry.get(key)) for key in columns)] for name, entry in result["classes"].items()]
     screen.grid(

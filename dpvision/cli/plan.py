@@ -160,9 +160,7 @@ def release(
     n: Annotated[int, like(_RELEASE["n"])],
     epsilon: Annotated[float, like(_RELEASE["epsilon"])],
     classes: Annotated[int, option("Data", "Number of classes.")] = 10,
-    recipe: Annotated[
-        str, like(_RELEASE["recipe"], help=f"{_RELEASE['recipe'].help} The default of `dpvision release` is moments.")
-    ] = "neuromix",
+    recipe: Annotated[str, like(_RELEASE["recipe"])] = "moments",
     rows: Annotated[int | None, _solvable_option("rows", of=_RELEASE)] = None,
     degree: Annotated[float | None, _solvable_option("degree", of=_RELEASE)] = None,
     delta: Annotated[float, like(_RELEASE["delta"])] = 1e-5,
