@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from torch.nn import Identity
 
 from dpvision.data import Split, check, identify, load, load_rows, pack
 from dpvision.errors import DataError
+from dpvision.released.model import Model
 
 
 def _npz(path: Path, labels: Any, **more: Any) -> Path:
@@ -63,6 +65,34 @@ def test_a_label_column_is_never_the_person_or_the_split(name: str, tmp_path: Pa
         load(path, task="labels", classes=[name, "dog"])
     cells = _csv(tmp_path, f"path,label\n0.png,{name}\n1.png,dog\n2.png,{name}|dog\n3.png,\n")
     assert load(cells, task="labels").train.persons is None
+
+
+@pytest.mark.parametrize("name", ["Person", "PATIENT_ID"])
+def test_persons_of_a_table_are_found_in_any_case(name: str, tmp_path: Path) -> None:
+    """Else several images of one patient would count as units, and be shown as a group."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    _csv(tmp_path, "")
+    images = [(tmp_path / f"{n}.png").read_bytes() for n in range(4)]
+    columns = {"image": images, "label": ["a", "b", "a", "b"], name: ["x", "x", "y", "z"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    persons = load(tmp_path / "a.parquet", test_share=0).train.persons
+    assert persons is not None and len(np.unique(persons)) == 3
+    with pytest.raises(DataError, match=r"uses the column 'label' twice.*Fix: use --columns"):
+        load(tmp_path / "a.parquet", test_share=0, columns="person=label")
+    parquet.write_table(pyarrow.table({**columns, name.lower(): columns[name]}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"has the columns.*Fix: use --columns person=NAME"):
+        load(tmp_path / "b.parquet", test_share=0)
+
+
+def test_a_model_leaves_out_broken_files_as_its_run_did(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.full((3, 3), ord(name), np.uint8)).save(tmp_path / name / "1.png")
+    (tmp_path / "a" / "2.png").write_bytes(b"nope")
+    model = Model(Identity(), (1, 3, 3), ("a", "b"), reading={"rule": 2, "test_share": 0, "skip_broken": True})
+    assert len(model.load(str(tmp_path), size=None).train) == 2
+    with pytest.raises(DataError, match=r"2\.png"):
+        Model(Identity(), (1, 3, 3), ("a", "b"), reading={"rule": 2, "test_share": 0}).load(str(tmp_path), size=None)
 
 
 def test_two_labels_are_not_a_label_and_a_person() -> None:
